@@ -1,0 +1,60 @@
+/* What the executor asks of a device. kernels/cpu and kernels/cuda each provide one; nothing else knows the device. */
+#ifndef BERTH_GRAPH_BACKEND_H
+#define BERTH_GRAPH_BACKEND_H
+
+#include "graph/graph.h"
+
+/* An operand as a kernel sees it: device memory and its shape now. rows is the first dim, columns the product of the
+ * others. For [h,e] matrices rows = h and columns = e; see op.def for the order inside. */
+struct operand {
+    void *data;
+    enum dtype dtype;
+    int64_t rows, padded_rows, columns;
+};
+
+/* How the tokens of the micro-batch fall into sequences. Pointers are device memory. */
+struct ragged {
+    int64_t sequences, tokens, longest;
+    const int32_t *starts;           /* [b+1] first token of each sequence */
+    const int64_t *square_starts;    /* [b+1] sums of squared lengths before each sequence; entry b is e */
+    const int32_t *token_sequence;   /* [t] the sequence a token belongs to */
+    const int64_t *sequence_numbers; /* [b] number in the global stream, keys dropout */
+};
+
+/* One operator to run. Everything a kernel may read; nothing is allocated. */
+struct op_call {
+    enum op op;
+    const struct attr *attr;
+    struct operand in[MAX_OPERANDS], out[MAX_OPERANDS];
+    bool accumulate; /* add to "~" outputs instead of overwriting them */
+    bool evaluate;   /* dropout is the identity (its mask is all ones) */
+    uint64_t seed;   /* dropout */
+    int64_t heads, longest_position; /* h; Lmax of the dropout counters (max_position_embeddings) */
+    int64_t hidden;                  /* i: dropout's elements are position * hidden + column */
+    const struct ragged *ragged;
+    /* update operators: the chunks of the flat buffers and the parameters they belong to (host memory; constant for the
+     * life of the graph, a device backend copies them once) */
+    const struct chunk *chunks;
+    int64_t chunk_count;
+    const struct parameter *parameters;
+    int parameter_count;
+};
+
+struct backend {
+    const char *name; /* "cpu" */
+    status (*memory_new)(struct backend *backend, void **out, size_t bytes, const char *what); /* zeroed */
+    void (*memory_free)(struct backend *backend, void *memory);
+    status (*upload)(struct backend *backend, void *to, const void *from_host, size_t bytes);
+    status (*download)(struct backend *backend, void *to_host, const void *from, size_t bytes); /* after all work before it */
+    status (*zero)(struct backend *backend, void *memory, size_t bytes);
+    bool (*supports)(const struct backend *backend, enum op op, enum dtype compute);
+    status (*run)(struct backend *backend, const struct op_call *call);
+    status (*synchronize)(struct backend *backend);
+    /* Measured dense contraction rate in flop/s for a compute dtype, or 0 where unknown. Takes a fraction of a second
+     * the first time it is asked. */
+    double (*peak_flops)(struct backend *backend, enum dtype compute);
+    void (*describe)(const struct backend *backend, char *line, size_t size); /* "cpu: 2 threads, AVX2, oneDNN 2.6.3" */
+    void (*free)(struct backend *backend);
+};
+
+#endif
