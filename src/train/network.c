@@ -1,0 +1,175 @@
+#include "train/network.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/memory.h"
+
+status network_new(struct network *network, const struct bert_config *config, const struct bert_shape *shape,
+                   enum dtype compute, const struct optim_config *optim, int64_t steps, uint64_t seed,
+                   struct backend *backend, struct comm *comm) {
+    *network = (struct network){.config = *config, .backend = backend, .comm = comm};
+    status code = bert_build(&network->config, shape, compute, &network->graph, &network->io);
+    if (code == OK && optim) {
+        sizes_set(&network->graph->capacity, DIM_X, steps);
+        code = optim_append(network->graph, optim, &network->optim);
+    }
+    if (code == OK)
+        code = exec_new(&network->exec, network->graph, backend, seed);
+    if (code == OK)
+        network->feed = feed_new(network->exec, network->graph, &network->config, &network->io);
+    if (code != OK)
+        network_free(network);
+    return code;
+}
+
+void network_free(struct network *network) {
+    feed_free(network->feed);
+    exec_free(network->exec);
+    graph_free(network->graph);
+    if (network->comm)
+        network->comm->free(network->comm);
+    if (network->backend)
+        network->backend->free(network->backend);
+    *network = (struct network){0};
+}
+
+status network_init_weights(struct network *network, uint64_t seed) {
+    for (int p = 0; p < network->graph->parameter_count; p++) {
+        const struct parameter *parameter = &network->graph->parameters[p];
+        float *values = xmalloc((size_t)(parameter->rows * parameter->columns) * sizeof *values);
+        bert_init_parameter(&network->config, parameter, seed, values);
+        status code = exec_upload_slice(network->exec, network->graph->master, p, values);
+        free(values);
+        TRY(code);
+    }
+    return network_sync_weights(network);
+}
+
+status network_sync_weights(struct network *network) {
+    const struct graph *graph = network->graph;
+    if (graph->weights == graph->master)
+        return OK;
+    for (int p = 0; p < graph->parameter_count; p++) {
+        int64_t count = graph->parameters[p].rows * graph->parameters[p].columns;
+        float *values = xmalloc((size_t)count * sizeof *values);
+        bf16 *rounded = xmalloc((size_t)count * sizeof *rounded);
+        status code = exec_download_slice(network->exec, graph->master, p, values);
+        for (int64_t i = 0; i < count; i++)
+            rounded[i] = bf16_from_float(values[i]);
+        if (code == OK)
+            code = exec_upload_slice(network->exec, graph->weights, p, rounded);
+        free(values);
+        free(rounded);
+        TRY(code);
+    }
+    return OK;
+}
+
+static double flop_of(const struct bert_config *config, const struct batch *batch) {
+    double flop = 0;
+    int64_t masked = 0; /* masked rows ascend, so they follow the sequences */
+    for (int64_t s = 0; s < batch->sequences; s++) {
+        int64_t begin = masked;
+        while (masked < batch->masked && batch->masked_rows[masked] < batch->starts[s + 1])
+            masked++;
+        flop += bert_flop(config, batch->starts[s + 1] - batch->starts[s], masked - begin);
+    }
+    return flop;
+}
+
+/* Sums over ranks of what must be known before the first forward pass. */
+static status count_global_batch(struct network *network, const struct step_data *data, struct step_result *result) {
+    double counts[4] = {(double)data->sequences, (double)data->tokens, (double)data->masked, 0};
+    for (int64_t micro = 0; micro < data->micro_batches; micro++)
+        counts[3] += flop_of(&network->config, &data->batches[micro]);
+    TRY(network->comm->sum_f64(network->comm, counts, 4));
+    result->sequences = (int64_t)counts[0];
+    result->tokens = (int64_t)counts[1];
+    result->masked = (int64_t)counts[2];
+    result->flop = counts[3];
+    return OK;
+}
+
+/* Sums of MLM and NSP losses and hits since the last `first` pass: [MLM loss, MLM hits, NSP loss, NSP hits]. */
+static status read_sums(struct network *network, double sums[4]) {
+    memset(sums, 0, 4 * sizeof *sums);
+    TRY(exec_download(network->exec, network->io.mlm_sums, sums, 2));
+    return network->config.nsp ? exec_download(network->exec, network->io.nsp_sums, sums + 2, 2) : OK;
+}
+
+static double mean(double sum, int64_t count) { return count ? sum / (double)count : 0; }
+
+status network_step(struct network *network, const struct step_data *data, struct step_result *result) {
+    struct exec *exec = network->exec;
+    *result = (struct step_result){0};
+    TRY(count_global_batch(network, data, result));
+    TRY(feed_scales(network->feed, result->masked, result->sequences));
+    int64_t before[2], after[2]; /* updates done, updates skipped */
+    TRY(exec_download(exec, network->optim.step, before, 2));
+    for (int64_t micro = 0; micro < data->micro_batches; micro++) {
+        TRY(feed_batch(network->feed, &data->batches[micro]));
+        TRY(exec_run(exec, PASS_FORWARD | PASS_BACKWARD, micro == 0, false));
+    }
+    TRY(exec_run(exec, PASS_UPDATE, true, false));
+    double sums[4];
+    TRY(read_sums(network, sums));
+    TRY(network->comm->sum_f64(network->comm, sums, 4));
+    TRY(exec_download(exec, network->optim.norm, &result->grad_norm, 1));
+    TRY(exec_download(exec, network->optim.step, after, 2));
+    result->mlm_loss = mean(sums[0], result->masked);
+    result->nsp_loss = mean(sums[2], result->sequences);
+    result->loss = result->mlm_loss + result->nsp_loss;
+    result->skipped = after[1] != before[1];
+    return OK;
+}
+
+status network_evaluate(struct network *network, const struct dataset *dataset, int64_t micro_batch, int64_t limit,
+                        struct evaluation *out) {
+    const struct graph *graph = network->graph;
+    int64_t rows = dataset_rows(dataset);
+    if (limit > 0 && limit < rows)
+        rows = limit;
+    struct reader_options options = {.global_batch = micro_batch * network->comm->ranks,
+                                     .micro_batch = micro_batch,
+                                     .rank = network->comm->rank,
+                                     .ranks = network->comm->ranks,
+                                     .vocab_size = network->config.vocab_size,
+                                     .seq_len = graph->capacity.n[DIM_T] / graph->capacity.n[DIM_B],
+                                     .max_predictions = graph->capacity.n[DIM_M] / graph->capacity.n[DIM_B],
+                                     .ring = 2};
+    struct reader *reader;
+    TRY(reader_open(dataset, &options, &reader));
+    double totals[6] = {0}; /* MLM loss, MLM hits, NSP loss, NSP hits, sequences, masked tokens */
+    const struct step_data *data;
+    status code;
+    int64_t seen = 0;
+    while ((code = reader_next(reader, &data)) == OK && data && seen < rows) {
+        for (int64_t micro = 0; micro < data->micro_batches && code == OK; micro++) {
+            double sums[4];
+            code = feed_batch(network->feed, &data->batches[micro]);
+            if (code == OK)
+                code = exec_run(network->exec, PASS_FORWARD, true, true);
+            if (code == OK)
+                code = read_sums(network, sums);
+            for (int i = 0; i < 4 && code == OK; i++)
+                totals[i] += sums[i];
+        }
+        if (code != OK)
+            break;
+        totals[4] += (double)data->sequences;
+        totals[5] += (double)data->masked;
+        seen += options.global_batch;
+    }
+    reader_close(reader);
+    TRY(code);
+    TRY(network->comm->sum_f64(network->comm, totals, 6));
+    *out = (struct evaluation){.mlm_loss = totals[0] / totals[5],
+                               .mlm_accuracy = totals[1] / totals[5],
+                               .nsp_loss = network->config.nsp ? totals[2] / totals[4] : NAN,
+                               .nsp_accuracy = network->config.nsp ? totals[3] / totals[4] : NAN,
+                               .sequences = (int64_t)totals[4],
+                               .masked_tokens = (int64_t)totals[5]};
+    return OK;
+}

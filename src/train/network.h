@@ -1,0 +1,56 @@
+/* A BERT on a device: graph, executor and what feeds it. What a step and an evaluation do, without files or settings.
+ */
+#ifndef BERTH_TRAIN_NETWORK_H
+#define BERTH_TRAIN_NETWORK_H
+
+#include "data/reader.h"
+#include "graph/comm.h"
+#include "graph/exec.h"
+#include "model/bert.h"
+#include "optim/optim.h"
+#include "train/feed.h"
+
+struct network {
+    struct bert_config config;
+    struct backend *backend; /* owned */
+    struct comm *comm;       /* owned */
+    struct graph *graph;
+    struct bert_tensors io;
+    struct optim_tensors optim;
+    struct exec *exec;
+    struct feed *feed;
+};
+
+/* Builds graph, plan and device memory; weights are left zero. Takes backend and comm over, also on failure. `optim`
+ * NULL: for evaluation only; `seed` keys dropout; `steps` is the length of the learning-rate table. */
+status network_new(struct network *network, const struct bert_config *config, const struct bert_shape *shape,
+                   enum dtype compute, const struct optim_config *optim, int64_t steps, uint64_t seed,
+                   struct backend *backend, struct comm *comm);
+void network_free(struct network *network);
+/* Fresh weights from the seed, and the copies in the compute dtype. */
+status network_init_weights(struct network *network, uint64_t seed);
+/* After master weights were uploaded: rewrite their copies in the compute dtype. */
+status network_sync_weights(struct network *network);
+
+struct step_result {
+    double mlm_loss, nsp_loss, loss;   /* means over the global batch, before the update */
+    double grad_norm;                  /* before clipping */
+    bool skipped;                      /* the norm was not finite: nothing was updated */
+    int64_t sequences, tokens, masked; /* of the global batch */
+    double flop;                       /* model flop of the global batch, forward and backward */
+};
+
+/* One optimizer step over this rank's share of a global batch. */
+status network_step(struct network *network, const struct step_data *data, struct step_result *result);
+
+struct evaluation {
+    double mlm_loss, mlm_accuracy, nsp_loss,
+        nsp_accuracy; /* means over all masked tokens, all sequences; NAN for none */
+    int64_t sequences, masked_tokens;
+};
+
+/* Forward passes over a data set in file order, dropout off: every row once, or the first `limit` rows (0: all). */
+status network_evaluate(struct network *network, const struct dataset *dataset, int64_t micro_batch, int64_t limit,
+                        struct evaluation *out);
+
+#endif
