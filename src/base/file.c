@@ -107,28 +107,34 @@ status file_create(struct file_out *file, const char *path) {
     return OK;
 }
 
-static status write_out(struct file_out *file, const char *bytes, size_t count) {
+status file_append(int descriptor, const char *path, const void *bytes, size_t count) {
+    const char *from = bytes;
     if (count && faulty())
-        return failed("%s: cannot write: %s", file->path, strerror(errno));
+        return failed("%s: cannot write: %s", path, strerror(errno));
     while (count) {
-        ssize_t put = write(file->descriptor, bytes, count);
+        ssize_t put = write(descriptor, from, count);
         if (put < 0 && errno == EINTR)
             continue;
         if (put < 0)
-            return failed("%s: cannot write: %s", file->path, strerror(errno));
-        bytes += put;
+            return failed("%s: cannot write: %s", path, strerror(errno));
+        from += put;
         count -= (size_t)put;
     }
     return OK;
 }
 
+static status write_out(struct file_out *file, const char *bytes, size_t count) {
+    return file_append(file->descriptor, file->path, bytes, count);
+}
+
 status file_write(struct file_out *file, const void *bytes, size_t count) {
     file->offset += (int64_t)count;
-    if (file->used + count > BUFFER_SIZE) {
+    bool large = count > BUFFER_SIZE / 2; /* written directly, after what is buffered */
+    if (large || file->used + count > BUFFER_SIZE) {
         TRY(write_out(file, file->buffer, file->used));
         file->used = 0;
     }
-    if (count > BUFFER_SIZE / 2)
+    if (large)
         return write_out(file, bytes, count);
     memcpy(file->buffer + file->used, bytes, count);
     file->used += count;
@@ -144,8 +150,8 @@ static void file_done(struct file_out *file) {
 
 status file_commit(struct file_out *file) {
     status code = write_out(file, file->buffer, file->used);
-    if (code == OK && (faulty() || fsync(file->descriptor) != 0))
-        code = failed("%s: cannot flush to disk: %s", file->path, strerror(errno));
+    if (code == OK)
+        code = file_flush(file->descriptor, file->path);
     if (code == OK)
         code = file_rename(file->temporary, file->path);
     if (code != OK) {
@@ -176,6 +182,35 @@ status file_write_all(const char *path, const void *bytes, size_t count) {
         return code;
     }
     return file_commit(&file);
+}
+
+status file_open_append(const char *path, int64_t length, int *descriptor) {
+    *descriptor = faulty() ? -1 : open(path, O_WRONLY | O_CREAT | O_CLOEXEC, 0666);
+    if (*descriptor >= 0 && ftruncate(*descriptor, length) == 0 && lseek(*descriptor, length, SEEK_SET) == length)
+        return OK;
+    status code = failed("%s: cannot open for writing: %s", path, strerror(errno));
+    if (*descriptor >= 0)
+        close(*descriptor);
+    *descriptor = -1;
+    return code;
+}
+
+status file_flush(int descriptor, const char *path) {
+    if (faulty() || fsync(descriptor) != 0)
+        return failed("%s: cannot flush to disk: %s", path, strerror(errno));
+    return OK;
+}
+
+status link_replace(const char *target, const char *path) {
+    char *temporary = xasprintf("%s.tmp", path);
+    status code = OK;
+    unlink(temporary);
+    if (faulty() || symlink(target, temporary) != 0)
+        code = failed("%s: cannot create link: %s", path, strerror(errno));
+    if (code == OK)
+        code = file_rename(temporary, path);
+    free(temporary);
+    return code;
 }
 
 status folder_create(const char *path) {

@@ -29,6 +29,12 @@ status file_commit(struct file_out *file);
 void file_abandon(struct file_out *file);
 status file_write_all(const char *path, const void *bytes, size_t count); /* create + write + commit */
 
+/* A file that grows while the program runs: opened (created if need be) and cut to `length` bytes; bytes added at its end;
+ * flushed to disk. The caller closes the descriptor. */
+status file_open_append(const char *path, int64_t length, int *descriptor);
+status file_append(int descriptor, const char *path, const void *bytes, size_t count);
+status file_flush(int descriptor, const char *path);
+
 /* Read `count` bytes at `offset`; a short file is an error that names both. 64-bit offsets. */
 status file_read_at(int descriptor, const char *path, int64_t offset, void *bytes, size_t count);
 status file_open_read(const char *path, int *descriptor);
@@ -37,6 +43,7 @@ status folder_create(const char *path); /* with parents; fine if it is there */
 status folder_sync(const char *path);   /* make renames in it durable */
 status folder_remove(const char *path); /* with everything in it */
 status file_rename(const char *from, const char *to);
+status link_replace(const char *target, const char *path); /* symlink `path` -> `target`, replaced in one piece */
 /* Names in a folder, sorted by byte value, without "." and ".."; the caller frees each and the list. */
 status folder_list(const char *path, char ***names, int64_t *count);
 void names_free(char **names, int64_t count);

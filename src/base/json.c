@@ -114,3 +114,9 @@ void json_add_double(struct text *out, double value) {
     }
     text_add(out, digits);
 }
+
+void json_add_value(struct text *out, const json *value) {
+    char *printed = cJSON_PrintUnformatted(value);
+    text_add(out, printed);
+    cJSON_free(printed);
+}

@@ -36,5 +36,6 @@ const char *json_value_string(const json *item); /* NULL if not a string */
  * same value (NaN and infinities, which JSON lacks, become null). */
 void json_add_string(struct text *out, const char *string);
 void json_add_double(struct text *out, double value);
+void json_add_value(struct text *out, const json *value); /* a parsed value again, on one line */
 
 #endif

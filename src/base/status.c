@@ -37,6 +37,14 @@ status bad_input(const char *format, ...) {
     return BAD_INPUT;
 }
 
+status stopped(const char *format, ...) {
+    va_list args;
+    va_start(args, format);
+    set_message(format, args);
+    va_end(args);
+    return STOPPED;
+}
+
 status status_context(status code, const char *format, ...) {
     char context[MESSAGE_SIZE / 2], old[MESSAGE_SIZE];
     va_list args;

@@ -16,6 +16,7 @@ typedef enum {
 /* Set the thread's message and return the code. */
 status failed(const char *format, ...) __attribute__((format(printf, 1, 2), cold));
 status bad_input(const char *format, ...) __attribute__((format(printf, 1, 2), cold));
+status stopped(const char *format, ...) __attribute__((format(printf, 1, 2), cold));
 
 /* Put "context: " in front of the thread's message; returns `code` unchanged. */
 status status_context(status code, const char *format, ...) __attribute__((format(printf, 2, 3), cold));
@@ -26,11 +27,11 @@ const char *status_message(void);
 /* Carry a failure from one thread to another: set this thread's message to a copy of `message`. */
 status status_set(status code, const char *message);
 
-#define TRY(call)                 \
-    do {                          \
+#define TRY(call)                  \
+    do {                           \
         status try_code_ = (call); \
-        if (try_code_ != OK)      \
-            return try_code_;     \
+        if (try_code_ != OK)       \
+            return try_code_;      \
     } while (0)
 
 /* As TRY, but to a label that frees what the function owns: the variable `code` must be in scope. */

@@ -9,6 +9,7 @@ status cmd_train(int argc, char **argv);
 status cmd_eval(int argc, char **argv);
 status cmd_vocab(int argc, char **argv);
 status cmd_shard(int argc, char **argv);
+status cmd_tokenize(int argc, char **argv);
 status cmd_inspect(int argc, char **argv);
 status cmd_config(int argc, char **argv);
 

@@ -63,12 +63,12 @@ struct attr {
     float probability; /* dropout */
     uint32_t site;     /* dropout: place in the network, see model/bert.h */
     enum activation act;
-    float epsilon; /* layernorm, optimizer */
+    double epsilon; /* layernorm, optimizer */
     float scale;   /* attn_scale */
     int64_t classes;
     bool add_always; /* a second contribution to a gradient within one micro-step: never overwrite */
     /* optimizer */
-    float beta1, beta2, weight_decay, clip; /* clip 0: off */
+    double beta1, beta2, weight_decay, clip; /* clip 0: off */
     bool decoupled, bias_correction;
 };
 

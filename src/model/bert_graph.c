@@ -118,7 +118,7 @@ static int norm_forward(struct builder *b, struct norm *norm, int x, const char 
     norm->mean = out[1];
     norm->rstd = out[2];
     struct node *node = emit(b, OP_layernorm, (int[]){x, weight_of(b, norm->gamma), weight_of(b, norm->beta)}, out);
-    node->attr.epsilon = (float)b->config->layer_norm_eps;
+    node->attr.epsilon = b->config->layer_norm_eps;
     return out[0];
 }
 

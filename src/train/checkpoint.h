@@ -29,6 +29,9 @@ struct trainer_state {
     double elapsed_seconds; /* spent training, over all processes of the run */
 };
 void trainer_state_free(struct trainer_state *state); /* frees the strings and zeroes the struct */
+void trainer_state_print(const struct trainer_state *state, struct text *json);
+/* BAD_INPUT if the file is missing, damaged, or of another format version. */
+status trainer_state_read(const char *path, struct trainer_state *state);
 
 struct checkpoint_model {
     struct hf_model hf;
@@ -54,6 +57,9 @@ status checkpoint_clean(const char *run);
 /* The checkpoint a run goes on from: where `latest` points if that is complete, else the newest complete one;
  * *folder = NULL if there is none. The caller frees it. */
 status checkpoint_latest(const char *run, char **folder);
+
+/* The step in a checkpoint folder's name, "step-00001000"; -1 for any other name. */
+int64_t checkpoint_step(const char *name);
 
 /* For commands that take "a run or a checkpoint": a run folder becomes its latest checkpoint, a folder with config.json
  * or model.safetensors stays as it is. BAD_INPUT if it is neither. The caller frees *folder. */

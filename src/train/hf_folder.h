@@ -35,6 +35,12 @@ struct hf_model {
 /* Writes every file of the folder, which must exist. Each file is flushed to disk. `step`: see safetensors_create. */
 status hf_folder_write(const char *folder, const struct hf_model *model, int64_t step);
 
+const char *hf_activation_name(enum activation activation); /* of `hidden_act`: "gelu", "gelu_new", "relu" */
+
+/* Parts of it: config.json, and the four tokenizer files; `longest` is the longest input in tokens. */
+status hf_config_write(const char *folder, const struct bert_config *config, int64_t pad_token_id);
+status hf_tokenizer_write(const char *folder, const struct hf_tokenizer *tokenizer, int64_t longest);
+
 /* config.json. Keys that are missing take BertConfig's defaults; `nsp` follows `architectures` (true for
  * BertForPreTraining and BertForNextSentencePrediction, and where the key is missing). BAD_INPUT for another
  * model_type, relative positions, an unknown hidden_act, or a value of the wrong type. */

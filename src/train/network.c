@@ -101,28 +101,35 @@ static status read_sums(struct network *network, double sums[4]) {
 
 static double mean(double sum, int64_t count) { return count ? sum / (double)count : 0; }
 
+/* What the device counted in this step. */
+static status read_result(struct network *network, struct step_result *result) {
+    double sums[4];
+    int64_t steps[2];
+    TRY(read_sums(network, sums));
+    TRY(network->comm->sum_f64(network->comm, sums, 4));
+    TRY(exec_download(network->exec, network->optim.norm, &result->grad_norm, 1));
+    TRY(exec_download(network->exec, network->optim.step, steps, 2));
+    result->skipped = !isfinite(result->grad_norm);
+    result->step = steps[0];
+    result->skipped_steps = steps[1];
+    result->mlm_loss = mean(sums[0], result->masked);
+    result->mlm_accuracy = result->masked ? mean(sums[1], result->masked) : NAN;
+    result->nsp_loss = network->config.nsp ? mean(sums[2], result->sequences) : NAN;
+    result->loss = result->mlm_loss + (network->config.nsp ? result->nsp_loss : 0);
+    return OK;
+}
+
 status network_step(struct network *network, const struct step_data *data, struct step_result *result) {
     struct exec *exec = network->exec;
     *result = (struct step_result){0};
     TRY(count_global_batch(network, data, result));
     TRY(feed_scales(network->feed, result->masked, result->sequences));
-    int64_t before[2], after[2]; /* updates done, updates skipped */
-    TRY(exec_download(exec, network->optim.step, before, 2));
     for (int64_t micro = 0; micro < data->micro_batches; micro++) {
         TRY(feed_batch(network->feed, &data->batches[micro]));
         TRY(exec_run(exec, PASS_FORWARD | PASS_BACKWARD, micro == 0, false));
     }
     TRY(exec_run(exec, PASS_UPDATE, true, false));
-    double sums[4];
-    TRY(read_sums(network, sums));
-    TRY(network->comm->sum_f64(network->comm, sums, 4));
-    TRY(exec_download(exec, network->optim.norm, &result->grad_norm, 1));
-    TRY(exec_download(exec, network->optim.step, after, 2));
-    result->mlm_loss = mean(sums[0], result->masked);
-    result->nsp_loss = mean(sums[2], result->sequences);
-    result->loss = result->mlm_loss + result->nsp_loss;
-    result->skipped = after[1] != before[1];
-    return OK;
+    return read_result(network, result);
 }
 
 status network_evaluate(struct network *network, const struct dataset *dataset, int64_t micro_batch, int64_t limit,

@@ -33,7 +33,9 @@ status network_init_weights(struct network *network, uint64_t seed);
 status network_sync_weights(struct network *network);
 
 struct step_result {
-    double mlm_loss, nsp_loss, loss;   /* means over the global batch, before the update */
+    int64_t step, skipped_steps;       /* optimizer steps done and skipped so far, this one included */
+    double mlm_loss, nsp_loss, loss;   /* means over the global batch, before the update; nsp_loss NAN without NSP */
+    double mlm_accuracy;               /* NAN where no token is masked */
     double grad_norm;                  /* before clipping */
     bool skipped;                      /* the norm was not finite: nothing was updated */
     int64_t sequences, tokens, masked; /* of the global batch */
@@ -49,7 +51,8 @@ struct evaluation {
     int64_t sequences, masked_tokens;
 };
 
-/* Forward passes over a data set in file order, dropout off: every row once, or the first `limit` rows (0: all). */
+/* Forward passes over a data set in file order, dropout off: every row once, or the first `limit` rows,
+ * rounded up to whole micro-batches (0: all). */
 status network_evaluate(struct network *network, const struct dataset *dataset, int64_t micro_batch, int64_t limit,
                         struct evaluation *out);
 

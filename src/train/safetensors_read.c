@@ -29,8 +29,9 @@ static status check_bytes(const char *path, const struct safetensors_tensor *ten
     if (size == 0)
         return bad_input("%s: tensor %s has unknown dtype \"%s\"", path, tensor->name, tensor->type);
     if (tensor->begin < 0 || tensor->begin > tensor->end || tensor->end > file_bytes)
-        return bad_input("%s: tensor %s lies at bytes %lld to %lld, outside of the file's %lld: the file is cut short or damaged",
-                         path, tensor->name, (long long)tensor->begin, (long long)tensor->end, (long long)file_bytes);
+        return bad_input(
+            "%s: tensor %s lies at bytes %lld to %lld, outside of the file's %lld: the file is cut short or damaged",
+            path, tensor->name, (long long)tensor->begin, (long long)tensor->end, (long long)file_bytes);
     if (__builtin_mul_overflow(tensor->count, size, &bytes) || bytes != tensor->end - tensor->begin) {
         char shape[128];
         safetensors_shape(tensor, shape, sizeof shape);
@@ -50,8 +51,8 @@ static status read_tensor(const char *path, const json *item, int64_t data_begin
     TRY(json_get_array(tensor->name, item, "data_offsets", &offsets));
     snprintf(tensor->type, sizeof tensor->type, "%s", type);
     if (json_count(shape) > SAFETENSORS_RANK)
-        return bad_input("tensor %s has %lld dims, at most %d are supported", tensor->name, (long long)json_count(shape),
-                         SAFETENSORS_RANK);
+        return bad_input("tensor %s has %lld dims, at most %d are supported", tensor->name,
+                         (long long)json_count(shape), SAFETENSORS_RANK);
     for (const json *dim = json_first(shape); dim; dim = json_next(dim)) {
         int64_t *n = &tensor->shape[tensor->rank++];
         if (!json_value_int(dim, n) || *n < 0 || __builtin_mul_overflow(tensor->count, *n, &tensor->count))
@@ -115,8 +116,8 @@ status safetensors_open(const char *path, struct safetensors *out) {
     for (int i = 7; i >= 0; i--)
         length = (int64_t)((uint64_t)length << 8 | prefix[i]);
     if (length < 2 || length > HEADER_LIMIT || length > file_bytes - 8) {
-        code = bad_input("%s: not a safetensors file: a header of %lld bytes in a file of %lld", path, (long long)length,
-                         (long long)file_bytes);
+        code = bad_input("%s: not a safetensors file: a header of %lld bytes in a file of %lld", path,
+                         (long long)length, (long long)file_bytes);
         goto done;
     }
     header = xmalloc((size_t)length);
@@ -152,7 +153,8 @@ const struct safetensors_tensor *safetensors_find(const struct safetensors *file
     return NULL;
 }
 
-/* In place: 16-bit numbers stand in the upper half of the buffer, so that widening from the front never overtakes them. */
+/* In place: 16-bit numbers stand in the upper half of the buffer, so that widening from the front never overtakes them.
+ */
 static void widen(float *values, int64_t count, float (*convert)(uint16_t)) {
     const char *from = (const char *)values + 2 * count;
     for (int64_t i = 0; i < count; i++) {
@@ -172,7 +174,8 @@ status safetensors_read(const struct safetensors *file, const struct safetensors
         return file_read_at(file->descriptor, file->path, tensor->begin + first * size, values, (size_t)(count * size));
     bool half = strcmp(tensor->type, "F16") == 0;
     if (!half && strcmp(tensor->type, "BF16") != 0)
-        return bad_input("%s: tensor %s has dtype %s, expected F32, F16 or BF16", file->path, tensor->name, tensor->type);
+        return bad_input("%s: tensor %s has dtype %s, expected F32, F16 or BF16", file->path, tensor->name,
+                         tensor->type);
     TRY(file_read_at(file->descriptor, file->path, tensor->begin + first * size, (char *)values + 2 * count,
                      (size_t)(count * size)));
     widen(values, count, half ? f16_to_float : bf16_to_float);

@@ -1,0 +1,37 @@
+#include <stdio.h>
+#include <string.h>
+
+#include "base/log.h"
+#include "cmd/cmd.h"
+#include "train/loop.h"
+
+static const char usage[] =
+    "usage: berth train FILE.ini [section.key=value ...]\n"
+    "\n"
+    "Pretrains the model that FILE.ini describes, or goes on with it: checkpoint.dir is the run folder, and the same\n"
+    "command continues a run that was stopped or killed. 'berth config' lists every key.\n"
+    "\n"
+    "  berth train configs/bert-mini.ini model.vocab=vocab.txt data.train=shards/train data.eval=shards/eval\n"
+    "\n"
+    "Exit codes: 0 done, 1 failed, 2 wrong input, 3 stopped by a signal or train.max_minutes after a checkpoint.\n";
+
+status cmd_train(int argc, char **argv) {
+    if (argc > 1 && (strcmp(argv[1], "--help") == 0 || strcmp(argv[1], "-h") == 0)) {
+        fputs(usage, stdout);
+        return OK;
+    }
+    if (argc < 2)
+        return bad_input("train: no settings file given, expected: berth train FILE.ini [section.key=value ...]");
+    struct settings settings;
+    struct training training;
+    TRY(settings_load(&settings, argv[1], argv + 2, argc - 2));
+    status code = training_open(&training, &settings);
+    if (code == OK) {
+        code = train_loop(&training);
+        if (code == OK)
+            log_info("done: %lld steps; the model is in %s/latest", (long long)training.state.step, training.run.path);
+        training_close(&training);
+    }
+    settings_free(&settings);
+    return code;
+}

@@ -1,0 +1,177 @@
+#include "kernels/cpu/cpu.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/clock.h"
+#include "base/memory.h"
+#include "kernels/cpu/contraction.h"
+#include "kernels/cpu/kernels.h"
+
+enum { SLOTS = 4 };
+
+struct cpu {
+    struct backend backend;
+    int threads;
+    struct scratch {
+        float *data;
+        int64_t count;
+    } * scratch;              /* [threads][SLOTS] */
+    double peak[DTYPE_COUNT]; /* flop/s, measured once */
+};
+
+typedef status (*kernel)(struct cpu *cpu, const struct op_call *call);
+static const kernel kernels[OP_COUNT] = {
+#define OP(name, ...) [OP_##name] = cpu_##name,
+#include "graph/op.def"
+#undef OP
+};
+
+float *cpu_scratch(struct cpu *cpu, int slot, int64_t count) {
+    struct scratch *scratch = &cpu->scratch[parallel_thread() * SLOTS + slot];
+    if (scratch->count < count) {
+        free(scratch->data);
+        scratch->data = xmalloc((size_t)count * sizeof *scratch->data);
+        scratch->count = count;
+    }
+    return scratch->data;
+}
+
+void cpu_zero_tail(const struct operand *operand) {
+    if (operand->padded_rows > operand->rows) {
+        size_t row = (size_t)operand->columns * dtype_size(operand->dtype);
+        memset((char *)operand->data + (size_t)operand->rows * row, 0,
+               (size_t)(operand->padded_rows - operand->rows) * row);
+    }
+}
+
+struct row_job {
+    struct cpu *cpu;
+    const struct op_call *call;
+    row_kernel kernel;
+};
+
+static void run_rows(void *ctx, int64_t begin, int64_t end) {
+    struct row_job *job = ctx;
+    for (int64_t row = begin; row < end; row++)
+        job->kernel(job->cpu, job->call, row);
+}
+
+status cpu_rows(struct cpu *cpu, const struct op_call *call, row_kernel kernel) {
+    struct row_job job = {cpu, call, kernel};
+    parallel_for(call->out[0].rows, 8, run_rows, &job);
+    for (int i = 0; i < op_info(call->op)->outputs; i++)
+        cpu_zero_tail(&call->out[i]);
+    return OK;
+}
+
+/* --- the interface of graph/backend.h --- */
+
+static status cpu_memory_new(struct backend *backend, void **out, size_t bytes, const char *what) {
+    (void)backend;
+    return memory_new(out, bytes, what);
+}
+
+static void cpu_memory_free(struct backend *backend, void *memory) {
+    (void)backend;
+    memory_free(memory);
+}
+
+static status cpu_copy(struct backend *backend, void *to, const void *from, size_t bytes) {
+    (void)backend;
+    if (bytes)
+        memcpy(to, from, bytes);
+    return OK;
+}
+
+static status cpu_zero(struct backend *backend, void *memory, size_t bytes) {
+    (void)backend;
+    memset(memory, 0, bytes);
+    return OK;
+}
+
+static bool cpu_supports(const struct backend *backend, enum op op, enum dtype compute) {
+    (void)backend;
+    return kernels[op] && (compute == F32 || compute == BF16);
+}
+
+static status cpu_run(struct backend *backend, const struct op_call *call) {
+    return kernels[call->op]((struct cpu *)backend, call);
+}
+
+static status cpu_synchronize(struct backend *backend) {
+    (void)backend;
+    return OK;
+}
+
+/* The rate of a square contraction, best of a few. */
+static double measure_peak(struct cpu *cpu, enum dtype dtype) {
+    enum { N = 512 };
+    size_t bytes = (size_t)N * N * dtype_size(dtype);
+    void *x = xmalloc(bytes), *w = xmalloc(bytes), *y = xmalloc(bytes);
+    for (int64_t i = 0; i < (int64_t)N * N; i++) {
+        float value = 0.001f * (float)(i % 1000) - 0.5f; /* not zeros: those are faster on some processors */
+        if (dtype == F32)
+            ((float *)x)[i] = ((float *)w)[i] = value;
+        else
+            ((bf16 *)x)[i] = ((bf16 *)w)[i] = bf16_from_float(value);
+    }
+    struct operand side = {.dtype = dtype, .rows = N, .padded_rows = N, .columns = N};
+    struct op_call call = {.op = OP_linear, .in = {side, side}, .out = {side}};
+    call.in[0].data = x, call.in[1].data = w, call.out[0].data = y;
+    double best = 0, began = clock_seconds();
+    for (int round = 0; round < 50 && (round < 3 || clock_seconds() - began < 0.15); round++) {
+        double start = clock_seconds();
+        cpu_linear(cpu, &call);
+        double rate = 2.0 * N * N * N / (clock_seconds() - start);
+        best = rate > best ? rate : best;
+    }
+    free(x);
+    free(w);
+    free(y);
+    return best;
+}
+
+static double cpu_peak_flops(struct backend *backend, enum dtype compute) {
+    struct cpu *cpu = (struct cpu *)backend;
+    if (!cpu->peak[compute])
+        cpu->peak[compute] = measure_peak(cpu, compute);
+    return cpu->peak[compute];
+}
+
+static void cpu_describe(const struct backend *backend, char *line, size_t size) {
+    const struct cpu *cpu = (const struct cpu *)backend;
+    char library[64];
+    contraction_describe(library, sizeof library);
+    snprintf(line, size, "cpu: %d thread%s, %s", cpu->threads, cpu->threads == 1 ? "" : "s", library);
+}
+
+static void cpu_free(struct backend *backend) {
+    struct cpu *cpu = (struct cpu *)backend;
+    for (int i = 0; i < cpu->threads * SLOTS; i++)
+        free(cpu->scratch[i].data);
+    free(cpu->scratch);
+    free(cpu);
+}
+
+status cpu_backend_new(struct backend **out, int threads) {
+    struct cpu *cpu = xcalloc(1, sizeof *cpu);
+    parallel_set_threads(threads);
+    cpu->threads = parallel_threads();
+    cpu->scratch = xcalloc((size_t)cpu->threads * SLOTS, sizeof *cpu->scratch);
+    cpu->backend = (struct backend){.name = "cpu",
+                                    .memory_new = cpu_memory_new,
+                                    .memory_free = cpu_memory_free,
+                                    .upload = cpu_copy,
+                                    .download = cpu_copy,
+                                    .zero = cpu_zero,
+                                    .supports = cpu_supports,
+                                    .run = cpu_run,
+                                    .synchronize = cpu_synchronize,
+                                    .peak_flops = cpu_peak_flops,
+                                    .describe = cpu_describe,
+                                    .free = cpu_free};
+    *out = &cpu->backend;
+    return OK;
+}

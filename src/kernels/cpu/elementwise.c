@@ -1,0 +1,150 @@
+/* Operators that touch every element once: sums, activations, dropout, rows moved by an index. */
+#include <math.h>
+#include <string.h>
+
+#include "kernels/cpu/dropout.h"
+#include "kernels/cpu/kernels.h"
+
+static size_t row_bytes(const struct operand *operand) { return (size_t)operand->columns * dtype_size(operand->dtype); }
+
+static void *row_at(const struct operand *operand, int64_t row) {
+    return (char *)operand->data + (size_t)row * row_bytes(operand);
+}
+
+/* --- rows by index --- */
+
+static void gather_row(struct cpu *cpu, const struct op_call *call, int64_t row) {
+    (void)cpu;
+    const int32_t *index = call->in[1].data;
+    memcpy(row_at(&call->out[0], row), row_at(&call->in[0], index[row]), row_bytes(&call->out[0]));
+}
+
+status cpu_gather(struct cpu *cpu, const struct op_call *call) { return cpu_rows(cpu, call, gather_row); }
+
+status cpu_scatter_rows(struct cpu *cpu, const struct op_call *call) {
+    (void)cpu;
+    const struct operand *dy = &call->in[0], *dx = &call->out[0];
+    const int32_t *index = call->in[1].data;
+    memset(dx->data, 0, (size_t)dx->padded_rows * row_bytes(dx));
+    for (int64_t row = 0; row < dy->rows; row++)
+        memcpy(row_at(dx, index[row]), row_at(dy, row), row_bytes(dx));
+    return OK;
+}
+
+/* --- sums --- */
+
+CPU_DISPATCH static void add_row(struct cpu *cpu, const struct op_call *call, int64_t row) {
+    int64_t n = call->out[0].columns;
+    const float *a = row_read(&call->in[0], row, cpu_scratch(cpu, 0, n));
+    const float *b = row_read(&call->in[1], row, cpu_scratch(cpu, 1, n));
+    float *y = row_write(&call->out[0], row, cpu_scratch(cpu, 2, n));
+    for (int64_t i = 0; i < n; i++)
+        y[i] = a[i] + b[i];
+    row_written(&call->out[0], row, y);
+}
+
+status cpu_add(struct cpu *cpu, const struct op_call *call) { return cpu_rows(cpu, call, add_row); }
+
+CPU_DISPATCH static void bias_row(struct cpu *cpu, const struct op_call *call, int64_t row) {
+    int64_t n = call->out[0].columns;
+    const float *x = row_read(&call->in[0], row, cpu_scratch(cpu, 0, n)), *bias = call->in[1].data;
+    float *y = row_write(&call->out[0], row, cpu_scratch(cpu, 2, n));
+    for (int64_t i = 0; i < n; i++)
+        y[i] = x[i] + bias[i];
+    row_written(&call->out[0], row, y);
+}
+
+status cpu_bias(struct cpu *cpu, const struct op_call *call) { return cpu_rows(cpu, call, bias_row); }
+
+/* --- activations --- */
+
+static const float ROOT_2_OVER_PI = 0.7978845608f, CUBIC = 0.044715f, ROOT_HALF = 0.7071067812f,
+                   ROOT_2PI = 0.3989422804f;
+
+static float act_value(enum activation act, float x) {
+    switch (act) {
+        case ACT_GELU:
+            return 0.5f * x * (1 + erff(x * ROOT_HALF));
+        case ACT_GELU_NEW:
+            return 0.5f * x * (1 + tanhf(ROOT_2_OVER_PI * (x + CUBIC * x * x * x)));
+        case ACT_RELU:
+            return x > 0 ? x : 0;
+        case ACT_TANH:
+            return tanhf(x);
+    }
+    return x;
+}
+
+static float act_slope(enum activation act, float x) {
+    float t;
+    switch (act) {
+        case ACT_GELU:
+            return 0.5f * (1 + erff(x * ROOT_HALF)) + x * ROOT_2PI * expf(-0.5f * x * x);
+        case ACT_GELU_NEW:
+            t = tanhf(ROOT_2_OVER_PI * (x + CUBIC * x * x * x));
+            return 0.5f * (1 + t) + 0.5f * x * (1 - t * t) * ROOT_2_OVER_PI * (1 + 3 * CUBIC * x * x);
+        case ACT_RELU:
+            return x > 0 ? 1 : 0;
+        case ACT_TANH:
+            t = tanhf(x);
+            return 1 - t * t;
+    }
+    return 1;
+}
+
+static void act_row(struct cpu *cpu, const struct op_call *call, int64_t row) {
+    int64_t n = call->out[0].columns;
+    const float *x = row_read(&call->in[0], row, cpu_scratch(cpu, 0, n));
+    float *y = row_write(&call->out[0], row, cpu_scratch(cpu, 2, n));
+    for (int64_t i = 0; i < n; i++)
+        y[i] = act_value(call->attr->act, x[i]);
+    row_written(&call->out[0], row, y);
+}
+
+status cpu_act(struct cpu *cpu, const struct op_call *call) { return cpu_rows(cpu, call, act_row); }
+
+static void act_dx_row(struct cpu *cpu, const struct op_call *call, int64_t row) {
+    int64_t n = call->out[0].columns;
+    const float *x = row_read(&call->in[0], row, cpu_scratch(cpu, 0, n));
+    const float *dy = row_read(&call->in[1], row, cpu_scratch(cpu, 1, n));
+    float *dx = row_write(&call->out[0], row, cpu_scratch(cpu, 2, n));
+    for (int64_t i = 0; i < n; i++)
+        dx[i] = dy[i] * act_slope(call->attr->act, x[i]);
+    row_written(&call->out[0], row, dx);
+}
+
+status cpu_act_dx(struct cpu *cpu, const struct op_call *call) { return cpu_rows(cpu, call, act_dx_row); }
+
+/* --- dropout of [t,i] --- */
+
+static void dropout_row(struct cpu *cpu, const struct op_call *call, int64_t row) {
+    const struct ragged *ragged = call->ragged;
+    int64_t n = call->out[0].columns, sequence = ragged->token_sequence[row], position = row - ragged->starts[sequence];
+    const float *x = row_read(&call->in[0], row, cpu_scratch(cpu, 0, n));
+    float *y = row_write(&call->out[0], row, cpu_scratch(cpu, 2, n));
+    uint8_t *mask = row_at(&call->out[1], row);
+    float scale = call->evaluate ? 1 : dropout_scale(call->attr->probability);
+    if (call->evaluate)
+        memset(mask, 1, (size_t)n);
+    else
+        dropout_mask(call->seed, call->attr->site, ragged->sequence_numbers[sequence], position * call->hidden, n,
+                     dropout_threshold(call->attr->probability), mask);
+    for (int64_t i = 0; i < n; i++)
+        y[i] = mask[i] ? x[i] * scale : 0;
+    row_written(&call->out[0], row, y);
+}
+
+status cpu_dropout(struct cpu *cpu, const struct op_call *call) { return cpu_rows(cpu, call, dropout_row); }
+
+CPU_DISPATCH static void dropout_dx_row(struct cpu *cpu, const struct op_call *call, int64_t row) {
+    int64_t n = call->out[0].columns;
+    const float *dy = row_read(&call->in[0], row, cpu_scratch(cpu, 0, n));
+    const uint8_t *mask = row_at(&call->in[1], row);
+    float *dx = row_write(&call->out[0], row, cpu_scratch(cpu, 2, n));
+    float scale = call->evaluate ? 1 : dropout_scale(call->attr->probability);
+    for (int64_t i = 0; i < n; i++)
+        dx[i] = mask[i] ? dy[i] * scale : 0;
+    row_written(&call->out[0], row, dx);
+}
+
+status cpu_dropout_dx(struct cpu *cpu, const struct op_call *call) { return cpu_rows(cpu, call, dropout_dx_row); }

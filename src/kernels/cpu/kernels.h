@@ -1,0 +1,61 @@
+/* What the CPU kernels share. */
+#ifndef BERTH_KERNELS_CPU_KERNELS_H
+#define BERTH_KERNELS_CPU_KERNELS_H
+
+#include "base/parallel.h"
+#include "graph/backend.h"
+
+struct cpu;
+
+/* `count` floats of the calling thread's scratch number `slot` (0 to 3): kept from call to call, grown when first
+ * needed. */
+float *cpu_scratch(struct cpu *cpu, int slot, int64_t count);
+
+/* A kernel per operator of op.def. */
+#define OP(name, ...) status cpu_##name(struct cpu *cpu, const struct op_call *call);
+#include "graph/op.def"
+#undef OP
+
+/* Hot loops are compiled once per instruction set and chosen at run time; sanitizers cannot follow that. */
+#if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__) && !defined(__SANITIZE_THREAD__) && \
+    !defined(__SANITIZE_ADDRESS__)
+#define CPU_DISPATCH __attribute__((target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default")))
+#else
+#define CPU_DISPATCH
+#endif
+
+/* --- rows: kernels work on a row of floats at a time, whatever the storage --- */
+
+static inline int64_t row_offset(const struct operand *operand, int64_t row) { return row * operand->columns; }
+
+/* The row as floats: where it stands (f32), or converted into `buffer`. */
+static inline const float *row_read(const struct operand *operand, int64_t row, float *buffer) {
+    if (operand->dtype == F32)
+        return (const float *)operand->data + row_offset(operand, row);
+    const bf16 *from = (const bf16 *)operand->data + row_offset(operand, row);
+    for (int64_t i = 0; i < operand->columns; i++)
+        buffer[i] = bf16_to_float(from[i]);
+    return buffer;
+}
+
+/* Where to put the row's floats: in its place (f32), or in `buffer`; row_written then converts. */
+static inline float *row_write(const struct operand *operand, int64_t row, float *buffer) {
+    return operand->dtype == F32 ? (float *)operand->data + row_offset(operand, row) : buffer;
+}
+
+static inline void row_written(const struct operand *operand, int64_t row, const float *values) {
+    if (operand->dtype == F32)
+        return;
+    bf16 *to = (bf16 *)operand->data + row_offset(operand, row);
+    for (int64_t i = 0; i < operand->columns; i++)
+        to[i] = bf16_from_float(values[i]);
+}
+
+/* Run `kernel` on every row of output 0, in parallel; outputs' rows beyond the true count become zero. */
+typedef void (*row_kernel)(struct cpu *cpu, const struct op_call *call, int64_t row);
+status cpu_rows(struct cpu *cpu, const struct op_call *call, row_kernel kernel);
+
+/* Zero the rows from the true count up to the padded one. */
+void cpu_zero_tail(const struct operand *operand);
+
+#endif

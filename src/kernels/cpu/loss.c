@@ -1,0 +1,52 @@
+/* Softmax cross-entropy over the first attr.classes columns, and its gradient. */
+#include <math.h>
+#include <string.h>
+
+#include "kernels/cpu/kernels.h"
+
+static void xent_row(struct cpu *cpu, const struct op_call *call, int64_t row) {
+    int64_t classes = call->attr->classes, best = 0;
+    const float *logits = row_read(&call->in[0], row, cpu_scratch(cpu, 0, call->in[0].columns));
+    int32_t label = ((const int32_t *)call->in[1].data)[row];
+    double sum = 0;
+    for (int64_t i = 1; i < classes; i++)
+        best = logits[i] > logits[best] ? i : best;
+    for (int64_t i = 0; i < classes; i++)
+        sum += expf(logits[i] - logits[best]);
+    float lse = logits[best] + (float)log(sum);
+    ((float *)call->out[0].data)[row] = lse;
+    ((float *)call->out[1].data)[row] = lse - logits[label];
+    ((int32_t *)call->out[2].data)[row] = best == label;
+}
+
+status cpu_xent(struct cpu *cpu, const struct op_call *call) { return cpu_rows(cpu, call, xent_row); }
+
+status cpu_loss_sum(struct cpu *cpu, const struct op_call *call) {
+    (void)cpu;
+    const float *loss = call->in[0].data;
+    const int32_t *hit = call->in[1].data;
+    double *sums = call->out[0].data, total = 0, hits = 0;
+    for (int64_t row = 0; row < call->in[0].rows; row++) {
+        total += loss[row];
+        hits += hit[row];
+    }
+    sums[0] = (call->accumulate ? sums[0] : 0) + total;
+    sums[1] = (call->accumulate ? sums[1] : 0) + hits;
+    return OK;
+}
+
+static void xent_dx_row(struct cpu *cpu, const struct op_call *call, int64_t row) {
+    int64_t classes = call->attr->classes, n = call->out[0].columns;
+    const float *logits = row_read(&call->in[0], row, cpu_scratch(cpu, 0, n));
+    float lse = ((const float *)call->in[1].data)[row], scale = *(const float *)call->in[3].data;
+    int32_t label = ((const int32_t *)call->in[2].data)[row];
+    float *dx = row_write(&call->out[0], row, cpu_scratch(cpu, 2, n));
+    for (int64_t i = 0; i < classes; i++)
+        dx[i] = scale * expf(logits[i] - lse);
+    dx[label] -= scale;
+    for (int64_t i = classes; i < n; i++)
+        dx[i] = 0;
+    row_written(&call->out[0], row, dx);
+}
+
+status cpu_xent_dx(struct cpu *cpu, const struct op_call *call) { return cpu_rows(cpu, call, xent_dx_row); }

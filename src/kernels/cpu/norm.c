@@ -1,0 +1,124 @@
+/* LayerNorm and the sums over rows that go with it. Sums over rows run over blocks of BLOCK rows, then over the blocks
+ * in order: the same bits on any number of threads. */
+#include <math.h>
+#include <string.h>
+
+#include "kernels/cpu/kernels.h"
+
+CPU_DISPATCH static float row_sum(const float *x, int64_t n) {
+    enum { LANES = 16 };
+    float lanes[LANES] = {0}, sum = 0;
+    int64_t i = 0;
+    for (; i + LANES <= n; i += LANES)
+        for (int lane = 0; lane < LANES; lane++)
+            lanes[lane] += x[i + lane];
+    for (int lane = 0; lane < LANES; lane++)
+        sum += lanes[lane];
+    for (; i < n; i++)
+        sum += x[i];
+    return sum;
+}
+
+CPU_DISPATCH static void layernorm_row(struct cpu *cpu, const struct op_call *call, int64_t row) {
+    int64_t n = call->out[0].columns;
+    const float *x = row_read(&call->in[0], row, cpu_scratch(cpu, 0, n));
+    const float *gamma = call->in[1].data, *beta = call->in[2].data;
+    float *y = row_write(&call->out[0], row, cpu_scratch(cpu, 2, n)), *squares = cpu_scratch(cpu, 3, n);
+    float mean = row_sum(x, n) / (float)n;
+    for (int64_t i = 0; i < n; i++)
+        squares[i] = (x[i] - mean) * (x[i] - mean);
+    float rstd = (float)(1 / sqrt((double)row_sum(squares, n) / (double)n + call->attr->epsilon));
+    for (int64_t i = 0; i < n; i++)
+        y[i] = (x[i] - mean) * rstd * gamma[i] + beta[i];
+    row_written(&call->out[0], row, y);
+    ((float *)call->out[1].data)[row] = mean;
+    ((float *)call->out[2].data)[row] = rstd;
+}
+
+status cpu_layernorm(struct cpu *cpu, const struct op_call *call) { return cpu_rows(cpu, call, layernorm_row); }
+
+CPU_DISPATCH static void layernorm_dx_row(struct cpu *cpu, const struct op_call *call, int64_t row) {
+    int64_t n = call->out[0].columns;
+    const float *dy = row_read(&call->in[0], row, cpu_scratch(cpu, 0, n));
+    const float *x = row_read(&call->in[1], row, cpu_scratch(cpu, 1, n));
+    float mean = ((const float *)call->in[2].data)[row], rstd = ((const float *)call->in[3].data)[row];
+    const float *gamma = call->in[4].data;
+    float *dx = row_write(&call->out[0], row, cpu_scratch(cpu, 2, n));
+    float *scaled = cpu_scratch(cpu, 3, 2 * n), *product = scaled + n; /* g and g xhat */
+    for (int64_t i = 0; i < n; i++) {
+        scaled[i] = gamma[i] * dy[i];
+        product[i] = scaled[i] * (x[i] - mean) * rstd;
+    }
+    float mean_g = row_sum(scaled, n) / (float)n, mean_product = row_sum(product, n) / (float)n;
+    for (int64_t i = 0; i < n; i++)
+        dx[i] = rstd * (scaled[i] - mean_g - (x[i] - mean) * rstd * mean_product);
+    row_written(&call->out[0], row, dx);
+}
+
+status cpu_layernorm_dx(struct cpu *cpu, const struct op_call *call) { return cpu_rows(cpu, call, layernorm_dx_row); }
+
+/* --- sums over rows --- */
+
+enum { BLOCK = 128 };
+
+struct column_sums {
+    struct cpu *cpu;
+    const struct op_call *call;
+    float *partial; /* [blocks][sums][columns] */
+    int sums;
+};
+
+CPU_DISPATCH static void bias_block(const struct column_sums *job, int64_t block, float *sum, float *unused) {
+    (void)unused;
+    const struct operand *dy = &job->call->in[0];
+    int64_t n = dy->columns, end = (block + 1) * BLOCK < dy->rows ? (block + 1) * BLOCK : dy->rows;
+    float *buffer = cpu_scratch(job->cpu, 0, n);
+    for (int64_t row = block * BLOCK; row < end; row++) {
+        const float *values = row_read(dy, row, buffer);
+        for (int64_t i = 0; i < n; i++)
+            sum[i] += values[i];
+    }
+}
+
+CPU_DISPATCH static void norm_block(const struct column_sums *job, int64_t block, float *dgamma, float *dbeta) {
+    const struct operand *dy = &job->call->in[0], *x = &job->call->in[1];
+    const float *mean = job->call->in[2].data, *rstd = job->call->in[3].data;
+    int64_t n = dy->columns, end = (block + 1) * BLOCK < dy->rows ? (block + 1) * BLOCK : dy->rows;
+    float *dy_buffer = cpu_scratch(job->cpu, 0, n), *x_buffer = cpu_scratch(job->cpu, 1, n);
+    for (int64_t row = block * BLOCK; row < end; row++) {
+        const float *g = row_read(dy, row, dy_buffer), *values = row_read(x, row, x_buffer);
+        for (int64_t i = 0; i < n; i++) {
+            dgamma[i] += g[i] * (values[i] - mean[row]) * rstd[row];
+            dbeta[i] += g[i];
+        }
+    }
+}
+
+static void sum_blocks(void *ctx, int64_t begin, int64_t end) {
+    const struct column_sums *job = ctx;
+    int64_t n = job->call->in[0].columns;
+    for (int64_t block = begin; block < end; block++) {
+        float *sums = job->partial + block * job->sums * n;
+        memset(sums, 0, (size_t)(job->sums * n) * sizeof *sums);
+        (job->sums == 1 ? bias_block : norm_block)(job, block, sums, sums + n);
+    }
+}
+
+static status column_sums(struct cpu *cpu, const struct op_call *call, int sums) {
+    int64_t n = call->in[0].columns, blocks = (call->in[0].rows + BLOCK - 1) / BLOCK;
+    struct column_sums job = {cpu, call, cpu_scratch(cpu, 2, blocks * sums * n), sums};
+    parallel_for(blocks, 1, sum_blocks, &job);
+    for (int s = 0; s < sums; s++) {
+        float *out = call->out[s].data;
+        if (!call->accumulate)
+            memset(out, 0, (size_t)n * sizeof *out);
+        for (int64_t block = 0; block < blocks; block++)
+            for (int64_t i = 0; i < n; i++)
+                out[i] += job.partial[(block * sums + s) * n + i];
+    }
+    return OK;
+}
+
+status cpu_bias_dw(struct cpu *cpu, const struct op_call *call) { return column_sums(cpu, call, 1); }
+
+status cpu_layernorm_dw(struct cpu *cpu, const struct op_call *call) { return column_sums(cpu, call, 2); }

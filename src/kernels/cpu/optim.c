@@ -1,0 +1,216 @@
+/* The update operators: one pass over the flat buffers, chunk by chunk. See optim/optim.h for the formulas. */
+#include <math.h>
+
+#include "kernels/cpu/kernels.h"
+
+struct update {
+    const struct op_call *call;
+    float *grad, *master, *m, *v; /* [f] */
+    bf16 *weights;                /* [f], NULL where master is what operators read */
+    double *partial;              /* [z] or [z,2] sums of a chunk */
+    float clip_scale, rate;
+    float beta1, beta2, one_minus_beta1, one_minus_beta2, inverse1, inverse_root2, epsilon;
+    float decay_of[2]; /* weight decay of parameters without and with it */
+    bool decoupled;
+    const float *ratio; /* lamb: trust ratio of each parameter */
+};
+
+/* --- grad_norm --- */
+
+CPU_DISPATCH static double sum_of_squares(const float *x, int64_t n) {
+    enum { LANES = 16 };
+    double lanes[LANES] = {0}, sum = 0;
+    int64_t i = 0;
+    for (; i + LANES <= n; i += LANES)
+        for (int lane = 0; lane < LANES; lane++)
+            lanes[lane] += (double)x[i + lane] * x[i + lane];
+    for (; i < n; i++)
+        lanes[i % LANES] += (double)x[i] * x[i];
+    for (int lane = 0; lane < LANES; lane++)
+        sum += lanes[lane];
+    return sum;
+}
+
+static void norm_body(void *ctx, int64_t begin, int64_t end) {
+    const struct update *u = ctx;
+    for (int64_t c = begin; c < end; c++) {
+        const struct chunk *chunk = &u->call->chunks[c];
+        u->partial[c] = sum_of_squares(u->grad + chunk->offset, chunk->count);
+    }
+}
+
+status cpu_grad_norm(struct cpu *cpu, const struct op_call *call) {
+    (void)cpu;
+    struct update u = {.call = call, .grad = call->in[0].data, .partial = call->out[0].data};
+    parallel_for(call->chunk_count, 1, norm_body, &u);
+    double sum = 0;
+    for (int64_t c = 0; c < call->chunk_count; c++)
+        sum += u.partial[c];
+    *(double *)call->out[1].data = sqrt(sum);
+    return OK;
+}
+
+/* --- what all updates share --- */
+
+/* Scalars of update number step[0] + 1. */
+static void prepare(struct update *u, double norm, const int64_t *step) {
+    const struct attr *attr = u->call->attr;
+    double t = (double)step[0] + 1;
+    double correct1 = attr->bias_correction ? 1 - pow(attr->beta1, t) : 1;
+    double correct2 = attr->bias_correction ? 1 - pow(attr->beta2, t) : 1;
+    u->clip_scale = attr->clip > 0 && norm > attr->clip ? (float)(attr->clip / norm) : 1;
+    u->beta1 = (float)attr->beta1;
+    u->beta2 = (float)attr->beta2;
+    u->one_minus_beta1 = (float)(1 - attr->beta1);
+    u->one_minus_beta2 = (float)(1 - attr->beta2);
+    u->inverse1 = (float)(1 / correct1);
+    u->inverse_root2 = (float)(1 / sqrt(correct2));
+    u->epsilon = (float)attr->epsilon;
+    u->decay_of[1] = (float)attr->weight_decay;
+    u->decoupled = attr->decoupled;
+}
+
+static float decay(const struct update *u, const struct chunk *chunk) {
+    return u->decay_of[u->call->parameters[chunk->parameter].decay];
+}
+
+static void write_weights(const struct update *u, const struct chunk *chunk) {
+    if (!u->weights)
+        return;
+    for (int64_t i = chunk->offset; i < chunk->offset + chunk->count; i++)
+        u->weights[i] = bf16_from_float(u->master[i]);
+}
+
+static bf16 *separate_weights(const struct operand *master, const struct operand *weights) {
+    return weights->data == master->data ? NULL : weights->data;
+}
+
+/* --- adam --- */
+
+CPU_DISPATCH static void adam_chunk(const struct update *u, float *restrict p, const float *restrict grad,
+                                    float *restrict m, float *restrict v, int64_t n, float decay) {
+    float added = u->decoupled ? 0 : decay, kept = u->decoupled ? decay : 0;
+    for (int64_t i = 0; i < n; i++) {
+        float g = grad[i] * u->clip_scale + added * p[i];
+        m[i] = u->beta1 * m[i] + u->one_minus_beta1 * g;
+        v[i] = u->beta2 * v[i] + u->one_minus_beta2 * g * g;
+        float update = m[i] * u->inverse1 / (sqrtf(v[i]) * u->inverse_root2 + u->epsilon);
+        p[i] -= u->rate * (update + kept * p[i]);
+    }
+}
+
+static void adam_body(void *ctx, int64_t begin, int64_t end) {
+    const struct update *u = ctx;
+    for (int64_t c = begin; c < end; c++) {
+        const struct chunk *chunk = &u->call->chunks[c];
+        int64_t at = chunk->offset;
+        adam_chunk(u, u->master + at, u->grad + at, u->m + at, u->v + at, chunk->count, decay(u, chunk));
+        write_weights(u, chunk);
+    }
+}
+
+status cpu_adam(struct cpu *cpu, const struct op_call *call) {
+    (void)cpu;
+    double norm = *(const double *)call->in[1].data;
+    const int64_t *step = call->in[3].data;
+    if (!isfinite(norm))
+        return OK;
+    struct update u = {.call = call,
+                       .grad = call->in[0].data,
+                       .master = call->out[0].data,
+                       .m = call->out[1].data,
+                       .v = call->out[2].data,
+                       .weights = separate_weights(&call->out[0], &call->out[3]),
+                       .rate = ((const float *)call->in[2].data)[step[0]]};
+    prepare(&u, norm, step);
+    parallel_for(call->chunk_count, 1, adam_body, &u);
+    return OK;
+}
+
+/* --- lamb --- */
+
+/* The update r takes the place of the gradient. */
+CPU_DISPATCH static void lamb_chunk(const struct update *u, const float *restrict p, float *restrict grad,
+                                    float *restrict m, float *restrict v, int64_t n, float decay) {
+    for (int64_t i = 0; i < n; i++) {
+        float g = grad[i] * u->clip_scale;
+        m[i] = u->beta1 * m[i] + u->one_minus_beta1 * g;
+        v[i] = u->beta2 * v[i] + u->one_minus_beta2 * g * g;
+        grad[i] = m[i] * u->inverse1 / (sqrtf(v[i]) * u->inverse_root2 + u->epsilon) + decay * p[i];
+    }
+}
+
+static void lamb_body(void *ctx, int64_t begin, int64_t end) {
+    const struct update *u = ctx;
+    for (int64_t c = begin; c < end; c++) {
+        const struct chunk *chunk = &u->call->chunks[c];
+        int64_t at = chunk->offset;
+        lamb_chunk(u, u->master + at, u->grad + at, u->m + at, u->v + at, chunk->count, decay(u, chunk));
+        u->partial[2 * c] = sum_of_squares(u->master + at, chunk->count);
+        u->partial[2 * c + 1] = sum_of_squares(u->grad + at, chunk->count);
+    }
+}
+
+status cpu_lamb_moments(struct cpu *cpu, const struct op_call *call) {
+    (void)cpu;
+    double norm = *(const double *)call->in[0].data;
+    if (!isfinite(norm))
+        return OK;
+    struct update u = {.call = call,
+                       .master = call->in[2].data,
+                       .grad = call->out[0].data,
+                       .m = call->out[1].data,
+                       .v = call->out[2].data,
+                       .partial = call->out[3].data};
+    prepare(&u, norm, call->in[1].data);
+    parallel_for(call->chunk_count, 1, lamb_body, &u);
+    return OK;
+}
+
+/* Chunks of a parameter are neighbours, so its sums are added in chunk order. */
+static float trust_ratio(const struct op_call *call, const double *norms, int parameter, int64_t *chunk) {
+    double weights = 0, update = 0;
+    for (; *chunk < call->chunk_count && call->chunks[*chunk].parameter == parameter; (*chunk)++) {
+        weights += norms[2 * *chunk];
+        update += norms[2 * *chunk + 1];
+    }
+    bool trusted = call->parameters[parameter].decay && call->attr->weight_decay != 0 && weights > 0 && update > 0;
+    return trusted ? (float)(sqrt(weights) / sqrt(update)) : 1;
+}
+
+static void apply_body(void *ctx, int64_t begin, int64_t end) {
+    const struct update *u = ctx;
+    for (int64_t c = begin; c < end; c++) {
+        const struct chunk *chunk = &u->call->chunks[c];
+        float rate = u->rate * u->ratio[chunk->parameter];
+        for (int64_t i = chunk->offset; i < chunk->offset + chunk->count; i++)
+            u->master[i] -= rate * u->grad[i];
+        write_weights(u, chunk);
+    }
+}
+
+status cpu_lamb_apply(struct cpu *cpu, const struct op_call *call) {
+    double norm = *(const double *)call->in[2].data;
+    const int64_t *step = call->in[4].data;
+    if (!isfinite(norm))
+        return OK;
+    float *ratio = cpu_scratch(cpu, 0, call->parameter_count);
+    int64_t chunk = 0;
+    for (int p = 0; p < call->parameter_count; p++)
+        ratio[p] = trust_ratio(call, call->in[1].data, p, &chunk);
+    struct update u = {.call = call,
+                       .grad = call->in[0].data,
+                       .master = call->out[0].data,
+                       .weights = separate_weights(&call->out[0], &call->out[1]),
+                       .rate = ((const float *)call->in[3].data)[step[0]],
+                       .ratio = ratio};
+    parallel_for(call->chunk_count, 1, apply_body, &u);
+    return OK;
+}
+
+status cpu_step_advance(struct cpu *cpu, const struct op_call *call) {
+    (void)cpu;
+    int64_t *step = call->out[0].data;
+    step[isfinite(*(const double *)call->in[0].data) ? 0 : 1]++;
+    return OK;
+}

@@ -1,0 +1,225 @@
+#include "train/loop.h"
+
+#include <math.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/clock.h"
+#include "base/log.h"
+#include "base/memory.h"
+#include "base/parallel.h"
+
+enum { SKIPS_IN_A_ROW = 10 }; /* as many overflows, and the run will not recover by itself */
+
+struct loop {
+    struct training *training;
+    struct progress progress;
+    double began, saved_at; /* clock_seconds */
+    double elapsed_before;  /* of earlier processes of this run */
+    int64_t saved_step;     /* the last step that a checkpoint holds; -1: none */
+    int skips;              /* in a row */
+};
+
+/* --- signals --- */
+
+static volatile sig_atomic_t stop_signal;
+
+/* The first signal asks for a checkpoint; the same one again ends the process at once. */
+static void note_signal(int number) {
+    stop_signal = number;
+    signal(number, SIG_DFL);
+}
+
+static void catch_signals(void) {
+    struct sigaction action = {.sa_handler = note_signal, .sa_flags = SA_RESTART};
+    stop_signal = 0;
+    sigaction(SIGINT, &action, NULL);
+    sigaction(SIGTERM, &action, NULL);
+    sigaction(SIGUSR1, &action, NULL);
+}
+
+static const char *signal_name(int number) {
+    return number == SIGINT ? "SIGINT" : number == SIGTERM ? "SIGTERM" : "SIGUSR1";
+}
+
+/* --- checkpoints --- */
+
+static double elapsed(const struct loop *loop) { return loop->elapsed_before + clock_seconds() - loop->began; }
+
+static status save(struct loop *loop, bool best) {
+    struct training *training = loop->training;
+    const struct settings *settings = training->settings;
+    struct text manifest = {0}, ini = {0};
+    struct trainer_state state = training->state;
+    TRY(metrics_sync(&training->metrics, &state.metrics_offset));
+    dataset_manifest(training->train_data, &manifest);
+    settings_write_ini(settings, &ini);
+    reader_position(training->reader, &state.epoch, &state.epoch_consumed);
+    state.seed = (uint64_t)settings->train.seed;
+    state.threads = parallel_threads();
+    state.ranks = training->network.comm->ranks;
+    state.precision = training->network.graph->compute == F32 ? "fp32" : "bf16";
+    state.manifest = manifest.data;
+    state.settings = ini.data;
+    state.elapsed_seconds = elapsed(loop);
+    struct checkpoint_rotation rotation = {.keep = settings->checkpoint.keep,
+                                           .milestone_every = settings->checkpoint.milestone_every};
+    struct checkpoint_model model = training_checkpoint_model(training);
+    status code = checkpoint_save(training->run.path, &rotation, &model, &state, best);
+    text_free(&manifest);
+    text_free(&ini);
+    loop->saved_step = training->state.step;
+    loop->saved_at = clock_seconds();
+    return code;
+}
+
+static bool checkpoint_due(const struct loop *loop) {
+    const struct settings *settings = loop->training->settings;
+    int64_t step = loop->training->state.step, every = settings->checkpoint.every;
+    int64_t milestone = settings->checkpoint.milestone_every;
+    double minutes = settings->checkpoint.every_minutes;
+    return (every > 0 && step % every == 0) || (milestone > 0 && step % milestone == 0) ||
+           (minutes > 0 && clock_seconds() - loop->saved_at >= minutes * 60);
+}
+
+/* --- evaluation --- */
+
+static status evaluate(struct loop *loop, bool *best) {
+    struct training *training = loop->training;
+    const struct settings *settings = training->settings;
+    struct evaluation result;
+    double began = clock_seconds();
+    TRY(network_evaluate(&training->network, training->eval_data, settings->train.micro_batch,
+                         settings->train.eval_sequences, &result));
+    struct metrics_eval line = {.step = training->state.step,
+                                .mlm_loss = result.mlm_loss,
+                                .mlm_accuracy = result.mlm_accuracy,
+                                .nsp_loss = result.nsp_loss,
+                                .nsp_accuracy = result.nsp_accuracy,
+                                .loss = result.mlm_loss + (isnan(result.nsp_loss) ? 0 : result.nsp_loss),
+                                .sequences = result.sequences,
+                                .masked_tokens = result.masked_tokens,
+                                .sequences_per_s = (double)result.sequences / (clock_seconds() - began),
+                                .time = clock_unix()};
+    char text[200];
+    progress_format_eval(&line, text, sizeof text);
+    log_info("%s", text);
+    *best = isnan(training->state.best_eval_loss) || line.loss < training->state.best_eval_loss;
+    if (*best)
+        training->state.best_eval_loss = line.loss;
+    return metrics_add_eval(&training->metrics, &line);
+}
+
+/* --- a step --- */
+
+static status note_step(struct loop *loop, const struct step_data *data, const struct step_result *result,
+                        double seconds) {
+    struct training *training = loop->training;
+    double peak = training->peak_flops;
+    struct metrics_step line = {.step = result->step,
+                                .loss = result->loss,
+                                .mlm_loss = result->mlm_loss,
+                                .nsp_loss = result->nsp_loss,
+                                .mlm_accuracy = result->mlm_accuracy,
+                                .lr = training->lr_table[result->step - 1],
+                                .grad_norm = result->grad_norm,
+                                .epoch = data->epoch,
+                                .skipped = result->skipped_steps,
+                                .sequences = result->sequences,
+                                .tokens = result->tokens,
+                                .masked_tokens = result->masked,
+                                .sequences_per_s = (double)result->sequences / seconds,
+                                .tokens_per_s = (double)result->tokens / seconds,
+                                .mfu = peak > 0 ? result->flop / seconds / peak : NAN,
+                                .waited_share = data->waited / seconds,
+                                .elapsed = elapsed(loop),
+                                .time = clock_unix()};
+    progress_update(&loop->progress, &line, seconds);
+    return metrics_add_step(&training->metrics, &line);
+}
+
+/* The norm was not finite. Nothing was updated, the step counter stands; too many in a row end the run. */
+static status note_skip(struct loop *loop, const struct step_result *result) {
+    int64_t step = result->step + 1;
+    log_warn("step %lld skipped: the gradient norm is %g (loss %g)", (long long)step, result->grad_norm, result->loss);
+    if (++loop->skips < SKIPS_IN_A_ROW)
+        return OK;
+    return failed(
+        "step %lld was skipped %d times in a row: gradients overflow. The last checkpoint is kept in %s; lower "
+        "optim.lr",
+        (long long)step, SKIPS_IN_A_ROW, loop->training->run.path);
+}
+
+static status step(struct loop *loop) {
+    struct training *training = loop->training;
+    double began = clock_seconds();
+    const struct step_data *data;
+    struct step_result result;
+    TRY(reader_next(training->reader, &data));
+    TRY(network_step(&training->network, data, &result));
+    training->state.consumed = data->consumed;
+    training->state.step = result.step;
+    training->state.skipped = result.skipped_steps;
+    if (result.skipped)
+        return note_skip(loop, &result);
+    loop->skips = 0;
+    return note_step(loop, data, &result, clock_seconds() - began);
+}
+
+/* What follows a step: evaluation and checkpoints. */
+static status after_step(struct loop *loop) {
+    struct training *training = loop->training;
+    const struct settings *settings = training->settings;
+    int64_t step_number = training->state.step, every = settings->train.eval_every;
+    bool best = false;
+    if (training->eval_data && every > 0 && (step_number % every == 0 || step_number == settings->train.steps))
+        TRY(evaluate(loop, &best));
+    best = best && settings->checkpoint.best;
+    return best || checkpoint_due(loop) ? save(loop, best) : OK;
+}
+
+static bool out_of_time(const struct loop *loop) {
+    double minutes = loop->training->settings->train.max_minutes;
+    return minutes > 0 && clock_seconds() - loop->began >= minutes * 60;
+}
+
+static status stop(struct loop *loop) {
+    struct training *training = loop->training;
+    if (loop->saved_step != training->state.step)
+        TRY(save(loop, false));
+    const char *why = stop_signal ? signal_name(stop_signal) : "train.max_minutes";
+    return stopped("stopped at step %lld of %lld (%s); checkpoint in %s/latest: the same command goes on from it",
+                   (long long)training->state.step, (long long)training->settings->train.steps, why,
+                   training->run.path);
+}
+
+static status run_steps(struct loop *loop) {
+    struct training *training = loop->training;
+    while (training->state.step < training->settings->train.steps) {
+        int64_t before = training->state.step;
+        TRY(step(loop));
+        if (training->state.step > before)
+            TRY(after_step(loop));
+        if (training->state.step < training->settings->train.steps && (stop_signal || out_of_time(loop)))
+            return stop(loop);
+    }
+    return loop->saved_step == training->state.step ? OK : save(loop, false);
+}
+
+status train_loop(struct training *training) {
+    struct loop loop = {.training = training,
+                        .progress = {.first_step = training->state.step,
+                                     .steps = training->settings->train.steps,
+                                     .every = training->settings->log.every,
+                                     .terminal = log_is_terminal()},
+                        .began = clock_seconds(),
+                        .elapsed_before = training->state.elapsed_seconds,
+                        .saved_step = training->resumed ? training->state.step : -1};
+    loop.saved_at = loop.began;
+    catch_signals();
+    status code = run_steps(&loop);
+    log_progress_end();
+    return code;
+}

@@ -1,0 +1,387 @@
+#include "train/setup.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/clock.h"
+#include "base/log.h"
+#include "base/memory.h"
+#include "base/parallel.h"
+#include "dist/dist.h"
+#include "kernels/cpu/cpu.h"
+#include "optim/schedule.h"
+
+/* --- from settings to the structs of the folders below --- */
+
+static enum activation activation_of(const struct settings *settings) {
+    static const enum activation table[] = {
+        [HIDDEN_ACT_GELU] = ACT_GELU, [HIDDEN_ACT_GELU_NEW] = ACT_GELU_NEW, [HIDDEN_ACT_RELU] = ACT_RELU};
+    return table[settings->model.hidden_act];
+}
+
+static enum dtype dtype_of(const struct settings *settings) {
+    return settings->train.precision == PRECISION_BF16 ? BF16 : F32;
+}
+
+static struct bert_config config_of(const struct settings *settings) {
+    return (struct bert_config){
+        .vocab_size = settings->model.vocab_size,
+        .hidden_size = settings->model.hidden_size,
+        .num_hidden_layers = settings->model.num_hidden_layers,
+        .num_attention_heads = settings->model.num_attention_heads,
+        .intermediate_size = settings->model.intermediate_size,
+        .max_position_embeddings = settings->model.max_position_embeddings,
+        .type_vocab_size = settings->model.type_vocab_size,
+        .hidden_act = activation_of(settings),
+        .hidden_dropout_prob = settings->model.hidden_dropout_prob,
+        .attention_probs_dropout_prob = settings->model.attention_probs_dropout_prob,
+        .layer_norm_eps = settings->model.layer_norm_eps,
+        .initializer_range = settings->model.initializer_range,
+        .nsp = settings->model.nsp,
+    };
+}
+
+static struct optim_config optim_of(const struct settings *settings) {
+    static const enum optim_name names[] = {
+        [OPTIM_NAME_ADAM] = OPTIM_ADAM, [OPTIM_NAME_ADAMW] = OPTIM_ADAMW, [OPTIM_NAME_LAMB] = OPTIM_LAMB};
+    return (struct optim_config){
+        .name = names[settings->optim.name],
+        .beta1 = settings->optim.beta1,
+        .beta2 = settings->optim.beta2,
+        .epsilon = settings->optim.eps,
+        .weight_decay = settings->optim.weight_decay,
+        .clip = settings->optim.clip,
+        .bias_correction = settings->optim.bias_correction,
+    };
+}
+
+static status backend_of(const struct settings *settings, struct backend **out) {
+    if (settings->device.type == DEVICE_TYPE_CUDA)
+        return bad_input("device.type = cuda: this version of berth has no CUDA backend; expected auto or cpu");
+    return cpu_backend_new(out, (int)settings->device.threads);
+}
+
+/* --- vocabulary, data, model: checked against each other before anything is written --- */
+
+/* With model.init and no model.vocab, the vocabulary of that folder, if it has one. */
+static status open_tokenizer(struct training *training) {
+    const struct settings *settings = training->settings;
+    char *path = *settings->model.vocab ? xstrdup(settings->model.vocab) : NULL;
+    if (!path && *settings->model.init) {
+        path = path_join(settings->model.init, "vocab.txt");
+        if (!file_exists(path)) {
+            free(path);
+            path = NULL;
+        }
+    }
+    status code = path ? hf_tokenizer_read(path, &training->tokenizer) : OK;
+    free(path);
+    if (code == OK && training->tokenizer && settings->model.do_lower_case != DO_LOWER_CASE_AUTO)
+        training->tokenizer->lower_case = settings->model.do_lower_case == DO_LOWER_CASE_TRUE;
+    return code;
+}
+
+static status open_data(struct training *training) {
+    const struct settings *settings = training->settings;
+    if (!*settings->data.train)
+        return bad_input("data.train is not set: expected shards, as 'berth shard' writes them");
+    TRY(dataset_open("data.train", settings->data.train, &training->train_data));
+    return *settings->data.eval ? dataset_open("data.eval", settings->data.eval, &training->eval_data) : OK;
+}
+
+/* With model.init, sizes come from its config.json; a size that was given and differs is an error. */
+static status adopt_initial_config(const struct settings *settings, struct bert_config *config) {
+    struct bert_config initial;
+    TRY(hf_folder_read_config(settings->model.init, &initial));
+    const struct {
+        const char *key;
+        int setting;
+        int64_t *value, initial;
+    } sizes[] = {
+        {"hidden_size", SETTING_model_hidden_size, &config->hidden_size, initial.hidden_size},
+        {"num_hidden_layers", SETTING_model_num_hidden_layers, &config->num_hidden_layers, initial.num_hidden_layers},
+        {"num_attention_heads", SETTING_model_num_attention_heads, &config->num_attention_heads,
+         initial.num_attention_heads},
+        {"intermediate_size", SETTING_model_intermediate_size, &config->intermediate_size, initial.intermediate_size},
+        {"max_position_embeddings", SETTING_model_max_position_embeddings, &config->max_position_embeddings,
+         initial.max_position_embeddings},
+        {"type_vocab_size", SETTING_model_type_vocab_size, &config->type_vocab_size, initial.type_vocab_size},
+        {"vocab_size", SETTING_model_vocab_size, &config->vocab_size, initial.vocab_size},
+    };
+    for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++) {
+        if (settings->origin[sizes[i].setting] && *sizes[i].value != sizes[i].initial)
+            return bad_input("%s: model.%s = %lld, but %s has %lld", settings->origin[sizes[i].setting], sizes[i].key,
+                             (long long)*sizes[i].value, settings->model.init, (long long)sizes[i].initial);
+        *sizes[i].value = sizes[i].initial;
+    }
+    if (!settings->origin[SETTING_model_hidden_act])
+        config->hidden_act = initial.hidden_act;
+    if (!settings->origin[SETTING_model_layer_norm_eps])
+        config->layer_norm_eps = initial.layer_norm_eps;
+    return OK;
+}
+
+static status make_config(const struct training *training, struct bert_config *config) {
+    const struct settings *settings = training->settings;
+    *config = config_of(settings);
+    if (*settings->model.init)
+        TRY(adopt_initial_config(settings, config));
+    int64_t entries = training->tokenizer ? vocab_size(training->tokenizer->vocab) : 0;
+    if (!config->vocab_size)
+        config->vocab_size = entries;
+    if (!config->vocab_size)
+        return bad_input("the size of the vocabulary is unknown: expected model.vocab, model.init or model.vocab_size");
+    if (entries > config->vocab_size)
+        return bad_input("model.vocab: the vocabulary has %lld entries, but the model's embedding only %lld",
+                         (long long)entries, (long long)config->vocab_size);
+    return OK;
+}
+
+static int64_t larger(int64_t a, int64_t b) { return a > b ? a : b; }
+
+/* Sizes of the largest micro-batch: those of the shards, or data.seq_len where that is larger. */
+static status make_shape(const struct training *training, const struct bert_config *config, struct bert_shape *shape) {
+    const struct settings *settings = training->settings;
+    const struct dataset *eval = training->eval_data;
+    int64_t length = larger(dataset_seq_len(training->train_data), eval ? dataset_seq_len(eval) : 0);
+    int64_t masks = larger(dataset_max_predictions(training->train_data), eval ? dataset_max_predictions(eval) : 0);
+    if (settings->data.seq_len && settings->data.seq_len < length)
+        return bad_input("data.seq_len = %lld, but the shards hold sequences of up to %lld tokens",
+                         (long long)settings->data.seq_len, (long long)length);
+    if (length > config->max_position_embeddings)
+        return bad_input("the shards hold sequences of up to %lld tokens, but model.max_position_embeddings = %lld",
+                         (long long)length, (long long)config->max_position_embeddings);
+    int64_t most = settings->train.micro_batch < settings->train.global_batch ? settings->train.micro_batch
+                                                                              : settings->train.global_batch;
+    *shape = (struct bert_shape){
+        .sequences = most, .seq_len = larger(length, settings->data.seq_len), .max_predictions = masks};
+    return OK;
+}
+
+/* --- weights and state --- */
+
+struct checkpoint_model training_checkpoint_model(const struct training *training) {
+    const struct network *network = &training->network;
+    return (struct checkpoint_model){.hf = {.config = &network->config,
+                                            .graph = network->graph,
+                                            .exec = network->exec,
+                                            .tokenizer = training->tokenizer},
+                                     .moment1 = network->optim.m,
+                                     .moment2 = network->optim.v};
+}
+
+/* Settings that were not given now come from the run; what was given and differs is printed. */
+static status adopt_saved_settings(struct training *training, struct settings *settings) {
+    struct trainer_state saved;
+    struct text changed = {0};
+    TRY(checkpoint_read_state(training->run.resume, &saved));
+    status code = settings_adopt(settings, saved.settings, training->run.resume, &changed);
+    for (char *line = changed.data, *end; code == OK && line && (end = strchr(line, '\n')); line = end + 1) {
+        *end = 0;
+        log_info("changed since the checkpoint: %s", line);
+    }
+    text_free(&changed);
+    trainer_state_free(&saved);
+    return code;
+}
+
+static status check_manifest(struct training *training) {
+    struct trainer_state *state = &training->state;
+    if (dataset_compare(training->train_data, state->manifest) == OK)
+        return OK;
+    if (training->settings->data.on_change == ON_CHANGE_ERROR)
+        return bad_input(
+            "data.train is not what the run was trained on: %s; data.on_change=next_epoch takes the new data",
+            status_message());
+    log_info("data.train changed (%s): going on with epoch %lld of the new data", status_message(),
+             (long long)state->epoch + 1);
+    state->epoch++;
+    state->epoch_consumed = 0;
+    return OK;
+}
+
+static status load_resumed(struct training *training) {
+    struct checkpoint_model model = training_checkpoint_model(training);
+    struct network *network = &training->network;
+    TRY(checkpoint_load(training->run.resume, &model, &training->state));
+    TRY(check_manifest(training));
+    TRY(network_sync_weights(network));
+    int64_t steps[2] = {training->state.step, training->state.skipped};
+    TRY(exec_upload(network->exec, network->optim.step, steps, 2));
+    training->resumed = true;
+    if (training->state.threads != parallel_threads())
+        log_warn("the run used %lld threads, now %d: the last bits of its numbers may differ",
+                 (long long)training->state.threads, parallel_threads());
+    log_info("resuming %s at step %lld", training->run.resume, (long long)training->state.step);
+    return OK;
+}
+
+static status load_initial(struct training *training) {
+    const struct settings *settings = training->settings;
+    struct network *network = &training->network;
+    training->state.best_eval_loss = NAN;
+    if (!*settings->model.init)
+        return network_init_weights(network, (uint64_t)settings->train.seed);
+    struct checkpoint_model model = training_checkpoint_model(training);
+    TRY(hf_folder_load(settings->model.init, &model.hf, (uint64_t)settings->train.seed));
+    if (settings->model.init_optimizer)
+        TRY(checkpoint_load_moments(settings->model.init, &model));
+    return network_sync_weights(network);
+}
+
+static status make_lr_table(struct training *training) {
+    const struct settings *settings = training->settings;
+    static const enum schedule_kind kinds[] = {[SCHEDULE_NVIDIA_POLY] = NVIDIA_POLY,
+                                               [SCHEDULE_POLY] = POLY,
+                                               [SCHEDULE_LINEAR] = LINEAR,
+                                               [SCHEDULE_COSINE] = COSINE,
+                                               [SCHEDULE_CONSTANT] = CONSTANT};
+    int64_t steps = settings->train.steps;
+    struct schedule schedule = {.kind = kinds[settings->optim.schedule],
+                                .rate = settings->optim.lr,
+                                .steps = settings->optim.schedule_steps ? settings->optim.schedule_steps : steps,
+                                .warmup_share = settings->optim.warmup,
+                                .warmup_steps = settings->optim.warmup_steps,
+                                .power = settings->optim.poly_power};
+    training->lr_table = xmalloc((size_t)steps * sizeof *training->lr_table);
+    for (int64_t t = 1; t <= steps; t++)
+        training->lr_table[t - 1] = (float)schedule_rate(&schedule, t);
+    return exec_upload(training->network.exec, training->network.optim.lr_table, training->lr_table, steps);
+}
+
+static status open_reader(struct training *training) {
+    const struct settings *settings = training->settings;
+    const struct network *network = &training->network;
+    struct reader_options options = {.seed = (uint64_t)settings->train.seed,
+                                     .shuffle = true,
+                                     .endless = true,
+                                     .global_batch = settings->train.global_batch,
+                                     .micro_batch = settings->train.micro_batch,
+                                     .rank = network->comm->rank,
+                                     .ranks = network->comm->ranks,
+                                     .vocab_size = network->config.vocab_size,
+                                     .seq_len = dataset_seq_len(training->train_data),
+                                     .max_predictions = dataset_max_predictions(training->train_data),
+                                     .start_epoch = training->state.epoch,
+                                     .start_consumed = training->state.epoch_consumed,
+                                     .first_number = training->state.consumed,
+                                     .ring = (int)settings->data.read_ahead};
+    return reader_open(training->train_data, &options, &training->reader);
+}
+
+static status open_run_files(struct training *training) {
+    struct text ini = {0};
+    settings_write_ini(training->settings, &ini);
+    status code = run_folder_write_config(&training->run, ini.data);
+    text_free(&ini);
+    TRY(code);
+    return metrics_open(&training->metrics, training->run.path,
+                        training->run.resumes_own ? training->state.metrics_offset : 0);
+}
+
+static void describe(const struct training *training) {
+    const struct network *network = &training->network;
+    const struct plan *plan = exec_plan(network->exec);
+    char device[200];
+    int64_t parameters = 0;
+    for (int p = 0; p < network->graph->parameter_count; p++)
+        parameters += network->graph->parameters[p].file_rows * network->graph->parameters[p].columns;
+    network->backend->describe(network->backend, device, sizeof device);
+    log_info("device  %s", device);
+    log_info("model   %.1f M parameters, vocabulary %lld, %s", (double)parameters / 1e6,
+             (long long)network->config.vocab_size, network->graph->compute == F32 ? "fp32" : "bf16");
+    log_info("memory  %.0f MB: weights %.0f, gradients %.0f, optimizer %.0f, activations %.0f",
+             1e-6 * (double)(plan->weight_bytes + plan->gradient_bytes + plan->state_bytes + plan->input_bytes +
+                             plan->arena_bytes),
+             1e-6 * (double)plan->weight_bytes, 1e-6 * (double)plan->gradient_bytes, 1e-6 * (double)plan->state_bytes,
+             1e-6 * (double)plan->arena_bytes);
+    log_info("data    %lld sequences of up to %lld tokens in %lld shards",
+             (long long)dataset_rows(training->train_data), (long long)dataset_seq_len(training->train_data),
+             (long long)dataset_files(training->train_data));
+    log_info("run     %s", training->run.path);
+}
+
+static status open_network(struct training *training, const struct bert_config *config,
+                           const struct bert_shape *shape) {
+    const struct settings *settings = training->settings;
+    struct optim_config optim = optim_of(settings);
+    struct backend *backend;
+    struct comm *comm;
+    TRY(comm_self_new(&comm));
+    status code = backend_of(settings, &backend);
+    if (code != OK) {
+        comm->free(comm);
+        return code;
+    }
+    TRY(network_new(&training->network, config, shape, dtype_of(settings), &optim, settings->train.steps,
+                    (uint64_t)settings->train.seed, backend, comm));
+    double given = settings->device.peak_tflops * 1e12;
+    training->peak_flops = given > 0 ? given : backend->peak_flops(backend, dtype_of(settings));
+    return OK;
+}
+
+static status open_all(struct training *training, struct settings *settings) {
+    struct bert_config config;
+    struct bert_shape shape;
+    if (!*settings->checkpoint.dir)
+        return bad_input("checkpoint.dir is not set: expected a folder for the run");
+    TRY(run_folder_open(settings->checkpoint.dir, settings->checkpoint.resume, &training->run));
+    if (training->run.resume)
+        TRY(adopt_saved_settings(training, settings));
+    TRY(open_tokenizer(training));
+    TRY(open_data(training));
+    TRY(make_config(training, &config));
+    TRY(make_shape(training, &config, &shape));
+    TRY(open_network(training, &config, &shape));
+    TRY(training->run.resume ? load_resumed(training) : load_initial(training));
+    TRY(make_lr_table(training));
+    TRY(open_reader(training));
+    TRY(open_run_files(training));
+    describe(training);
+    return OK;
+}
+
+status training_open(struct training *training, struct settings *settings) {
+    *training = (struct training){.settings = settings, .run.lock = -1, .metrics.descriptor = -1};
+    status code = open_all(training, settings);
+    if (code != OK)
+        training_close(training);
+    return code;
+}
+
+void training_close(struct training *training) {
+    if (training->reader)
+        reader_close(training->reader);
+    network_free(&training->network);
+    metrics_close(&training->metrics);
+    run_folder_close(&training->run);
+    dataset_free(training->train_data);
+    dataset_free(training->eval_data);
+    hf_tokenizer_free(training->tokenizer);
+    trainer_state_free(&training->state);
+    free(training->lr_table);
+    *training = (struct training){0};
+}
+
+status network_open_trained(struct network *network, const char *folder, const struct settings *settings,
+                            int64_t seq_len, int64_t max_predictions) {
+    struct bert_config config;
+    struct backend *backend;
+    struct comm *comm;
+    TRY(hf_folder_read_config(folder, &config));
+    struct bert_shape shape = {
+        .sequences = settings->train.micro_batch, .seq_len = seq_len, .max_predictions = max_predictions};
+    TRY(backend_of(settings, &backend));
+    status code = comm_self_new(&comm);
+    TRY(code);
+    TRY(network_new(network, &config, &shape, dtype_of(settings), NULL, 0, 0, backend, comm));
+    struct hf_model model = {.config = &network->config, .graph = network->graph, .exec = network->exec};
+    code = hf_folder_load(folder, &model, 0);
+    if (code == OK)
+        code = network_sync_weights(network);
+    if (code != OK)
+        network_free(network);
+    return code;
+}

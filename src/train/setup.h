@@ -1,0 +1,39 @@
+/* From settings to everything a run needs. The only place that knows both the settings and the parts they describe. */
+#ifndef BERTH_TRAIN_SETUP_H
+#define BERTH_TRAIN_SETUP_H
+
+#include "config/settings.h"
+#include "train/checkpoint.h"
+#include "train/metrics.h"
+#include "train/network.h"
+#include "train/progress.h"
+#include "train/run_folder.h"
+
+struct training {
+    const struct settings *settings;
+    struct hf_tokenizer *tokenizer;         /* NULL without a vocabulary */
+    struct dataset *train_data, *eval_data; /* eval_data NULL without data.eval */
+    struct network network;
+    struct run_folder run;
+    struct metrics metrics;
+    struct reader *reader;
+    struct trainer_state state; /* where the run stands; its strings are those of the checkpoint it came from */
+    bool resumed;
+    float *lr_table;   /* [train.steps] */
+    double peak_flops; /* of the device for the compute dtype; 0: unknown */
+};
+
+/* Checks settings, vocabulary and data against each other, then opens the run folder, builds the network, and loads or
+ * makes its weights. BAD_INPUT before anything is written where the settings, the data or an initial model are wrong.
+ * `settings` must outlive the training; keys not given in it take the value of the run that is resumed. */
+status training_open(struct training *training, struct settings *settings);
+void training_close(struct training *training);
+
+struct checkpoint_model training_checkpoint_model(const struct training *training);
+
+/* A trained model for evaluation: `folder` is a run, a checkpoint or any HuggingFace BERT folder. Takes sizes from its
+ * config.json, precision, device and micro-batch from the settings; planned for sequences of `seq_len`. */
+status network_open_trained(struct network *network, const char *folder, const struct settings *settings,
+                            int64_t seq_len, int64_t max_predictions);
+
+#endif

@@ -1,0 +1,284 @@
+/* The whole network on synthetic batches: gradients against finite differences of the loss (dropout on: so the backward
+ * pass must use the forward pass's masks), independence of how a step is cut, and that it learns. */
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "base/philox.h"
+#include "dist/dist.h"
+#include "kernels/cpu/cpu.h"
+#include "train/network.h"
+
+enum { VOCAB = 90, SEQUENCES = 6, LONGEST = 24, MASKS = 4, TOKENS = SEQUENCES * LONGEST };
+
+static const struct bert_config tiny = {.vocab_size = VOCAB,
+                                        .hidden_size = 32,
+                                        .num_hidden_layers = 2,
+                                        .num_attention_heads = 4,
+                                        .intermediate_size = 64,
+                                        .max_position_embeddings = 32,
+                                        .type_vocab_size = 2,
+                                        .hidden_act = ACT_GELU,
+                                        .hidden_dropout_prob = 0.1,
+                                        .attention_probs_dropout_prob = 0.1,
+                                        .layer_norm_eps = 1e-12,
+                                        .initializer_range = 0.1,
+                                        .nsp = true};
+static const struct bert_shape shape = {SEQUENCES, LONGEST, MASKS};
+
+struct data {
+    int32_t starts[SEQUENCES + 1], ids[TOKENS], positions[TOKENS], types[TOKENS], rows[SEQUENCES * MASKS];
+    int32_t labels[SEQUENCES * MASKS], nsp[SEQUENCES];
+    int64_t numbers[SEQUENCES];
+};
+
+/* Sequences from..to of a fixed random set with ragged lengths, as a micro-batch. */
+static struct batch make_batch(struct data *data, int from, int to) {
+    int32_t token = 0, masked = 0;
+    for (int s = from; s < to; s++) {
+        struct random_stream random = random_open(5, RANDOM_TEST, (uint64_t)s);
+        int32_t length = (int32_t)(3 + random_below(&random, LONGEST - 3)), masks = s % (MASKS + 1);
+        data->starts[s - from] = token;
+        data->numbers[s - from] = 1000 + s;
+        data->nsp[s - from] = (int32_t)random_below(&random, 2);
+        for (int32_t p = 0; p < length; p++) {
+            if (p > 0 && masks > 0 && p % 2 == 1) {
+                data->rows[masked] = token;
+                data->labels[masked++] = (int32_t)random_below(&random, VOCAB);
+                masks--;
+            }
+            data->ids[token] = (int32_t)random_below(&random, VOCAB);
+            data->positions[token] = p;
+            data->types[token++] = p > length / 2;
+        }
+    }
+    data->starts[to - from] = token;
+    return (struct batch){.sequences = to - from,
+                          .tokens = token,
+                          .masked = masked,
+                          .starts = data->starts,
+                          .ids = data->ids,
+                          .positions = data->positions,
+                          .types = data->types,
+                          .masked_rows = data->rows,
+                          .masked_labels = data->labels,
+                          .nsp_labels = data->nsp,
+                          .sequence_numbers = data->numbers};
+}
+
+static struct network open_network(const struct bert_config *config, enum dtype compute, enum optim_name name) {
+    struct network network;
+    struct backend *backend;
+    struct comm *comm;
+    struct optim_config optim = {.name = name,
+                                 .beta1 = 0.9,
+                                 .beta2 = 0.999,
+                                 .epsilon = 1e-6,
+                                 .clip = 1,
+                                 .weight_decay = 0.01,
+                                 .bias_correction = true};
+    assert_int_equal(cpu_backend_new(&backend, 0), OK);
+    assert_int_equal(comm_self_new(&comm), OK);
+    status code = network_new(&network, config, &shape, compute, &optim, 200, 7, backend, comm);
+    if (code != OK)
+        fail_msg("%s", status_message());
+    assert_int_equal(network_init_weights(&network, 3), OK);
+    float rates[200];
+    for (int i = 0; i < 200; i++)
+        rates[i] = 3e-3f;
+    assert_int_equal(exec_upload(network.exec, network.optim.lr_table, rates, 200), OK);
+    return network;
+}
+
+static double loss_of(struct network *network, const struct batch *batch, int passes) {
+    double mlm[2], nsp[2] = {0};
+    assert_int_equal(feed_scales(network->feed, batch->masked, batch->sequences), OK);
+    assert_int_equal(feed_batch(network->feed, batch), OK);
+    if (exec_run(network->exec, passes, true, false) != OK)
+        fail_msg("%s", status_message());
+    assert_int_equal(exec_download(network->exec, network->io.mlm_sums, mlm, 2), OK);
+    if (network->config.nsp)
+        assert_int_equal(exec_download(network->exec, network->io.nsp_sums, nsp, 2), OK);
+    return mlm[0] / (double)batch->masked + nsp[0] / (double)batch->sequences;
+}
+
+/* Along a random direction in each parameter: (loss(w + h d) - loss(w - h d)) / 2h against g . d */
+static void check_gradients(const struct bert_config *config) {
+    struct network network = open_network(config, F32, OPTIM_ADAMW);
+    struct data data;
+    struct batch batch = make_batch(&data, 0, SEQUENCES);
+    loss_of(&network, &batch, PASS_FORWARD | PASS_BACKWARD);
+    for (int p = 0; p < network.graph->parameter_count; p++) {
+        const struct parameter *parameter = &network.graph->parameters[p];
+        int64_t n = parameter->rows * parameter->columns, used = parameter->file_rows * parameter->columns;
+        float *w = calloc((size_t)n, 4), *moved = calloc((size_t)n, 4), *g = calloc((size_t)n, 4),
+              *d = calloc((size_t)n, 4);
+        exec_download_slice(network.exec, network.graph->master, p, w);
+        exec_download_slice(network.exec, network.graph->gradients, p, g);
+        struct random_stream random = random_open(9, RANDOM_TEST, (uint64_t)p);
+        double dot = 0, norm = 0, size = 0;
+        for (int64_t i = 0; i < used; i++)
+            d[i] = (float)(random_normal(&random) * 0.5) +
+                   (g[i] > 0 ? 0.5f : -0.5f); /* a slope that stands out of the noise */
+        for (int64_t i = 0; i < n; i++) {
+            dot += (double)g[i] * d[i];
+            norm += (double)g[i] * g[i];
+            size += (double)d[i] * d[i];
+        }
+        double h = 2e-2 / sqrt(size), losses[2];
+        for (int side = 0; side < 2; side++) {
+            for (int64_t i = 0; i < n; i++)
+                moved[i] = w[i] + (float)(side ? -h : h) * d[i];
+            exec_upload_slice(network.exec, network.graph->master, p, moved);
+            losses[side] = loss_of(&network, &batch, PASS_FORWARD);
+        }
+        exec_upload_slice(network.exec, network.graph->master, p, w);
+        double numeric = (losses[0] - losses[1]) / (2 * h);
+        /* f32 losses carry noise of about 1e-6 over a step of 2e-2, and the curvature adds a relative part */
+        double bound = 3e-4 * sqrt(size) + 0.02 * fabs(dot);
+        if (!(fabs(numeric - dot) <= bound))
+            fail_msg("%s: numeric %g, analytic %g (norm %g)", parameter->name, numeric, dot, sqrt(norm));
+        for (int64_t i = used; i < n; i++)
+            assert_true(g[i] == 0); /* vocabulary padding */
+        free(w), free(moved), free(g), free(d);
+    }
+    network_free(&network);
+}
+
+static void test_gradients_with_dropout(void **state) {
+    (void)state;
+    check_gradients(&tiny);
+}
+
+static void test_gradients_mlm_only(void **state) {
+    (void)state;
+    struct bert_config config = tiny;
+    config.nsp = false;
+    config.hidden_act = ACT_GELU_NEW;
+    config.hidden_dropout_prob = 0;
+    check_gradients(&config);
+}
+
+static float *all_gradients(struct network *network) {
+    float *g = calloc((size_t)network->graph->flat_count, sizeof *g);
+    exec_download(network->exec, network->graph->gradients, g, network->graph->flat_count);
+    return g;
+}
+
+/* One micro-batch of six, or micro-batches of 1, 3 and 2 sequences: the same loss and gradients but for rounding. */
+static void test_cut_does_not_matter(void **state) {
+    (void)state;
+    struct network network = open_network(&tiny, F32, OPTIM_ADAMW);
+    struct data data, parts[3];
+    struct batch whole = make_batch(&data, 0, SEQUENCES);
+    struct batch cut[3] = {make_batch(&parts[0], 0, 1), make_batch(&parts[1], 1, 4),
+                           make_batch(&parts[2], 4, SEQUENCES)};
+    struct step_data steps[2] = {{.micro_batches = 1,
+                                  .batches = &whole,
+                                  .sequences = whole.sequences,
+                                  .tokens = whole.tokens,
+                                  .masked = whole.masked},
+                                 {.micro_batches = 3,
+                                  .batches = cut,
+                                  .sequences = whole.sequences,
+                                  .tokens = whole.tokens,
+                                  .masked = whole.masked}};
+    struct step_result results[2];
+    float *g[2];
+    for (int i = 0; i < 2; i++) {
+        network_init_weights(&network, 3);
+        if (network_step(&network, &steps[i], &results[i]) != OK)
+            fail_msg("%s", status_message());
+        g[i] = all_gradients(&network);
+    }
+    double error = 0, norm = 0;
+    for (int64_t i = 0; i < network.graph->flat_count; i++) {
+        error += ((double)g[0][i] - g[1][i]) * ((double)g[0][i] - g[1][i]);
+        norm += (double)g[0][i] * g[0][i];
+    }
+    assert_true(norm > 0 && sqrt(error / norm) < 1e-6);
+    assert_true(fabs(results[0].loss - results[1].loss) < 1e-6);
+    assert_true(fabs(results[0].grad_norm / sqrt(norm) - 1) < 1e-6);
+    assert_int_equal(results[0].sequences, SEQUENCES);
+    assert_int_equal(results[1].step, 2);
+    free(g[0]), free(g[1]);
+    network_free(&network);
+}
+
+/* No masked token anywhere: MLM loss 0 and finite gradients. */
+static void test_no_masked_token(void **state) {
+    (void)state;
+    struct network network = open_network(&tiny, F32, OPTIM_LAMB);
+    struct data data;
+    struct batch batch = make_batch(&data, 0, 1); /* sequence 0 has no mask */
+    assert_int_equal(batch.masked, 0);
+    struct step_data step = {.micro_batches = 1, .batches = &batch, .sequences = 1, .tokens = batch.tokens};
+    struct step_result result;
+    assert_int_equal(network_step(&network, &step, &result), OK);
+    assert_true(result.mlm_loss == 0 && isfinite(result.grad_norm) && result.grad_norm > 0 && !result.skipped);
+    network_free(&network);
+}
+
+static void test_overflow_is_skipped(void **state) {
+    (void)state;
+    struct network network = open_network(&tiny, F32, OPTIM_ADAMW);
+    struct data data;
+    struct batch batch = make_batch(&data, 0, SEQUENCES);
+    struct step_data step = {
+        .micro_batches = 1, .batches = &batch, .sequences = SEQUENCES, .tokens = batch.tokens, .masked = batch.masked};
+    int p = graph_find_parameter(network.graph, "cls.predictions.bias");
+    float bias[VOCAB + 64] = {0}, before[VOCAB + 64], after[VOCAB + 64];
+    bias[3] = INFINITY;
+    exec_upload_slice(network.exec, network.graph->master, p, bias);
+    struct step_result result;
+    exec_download_slice(network.exec, network.graph->master, p, before);
+    assert_int_equal(network_step(&network, &step, &result), OK);
+    exec_download_slice(network.exec, network.graph->master, p, after);
+    assert_true(result.skipped);
+    assert_int_equal(result.step, 0);
+    assert_int_equal(result.skipped_steps, 1);
+    assert_memory_equal(before, after, 128 * sizeof(float));
+    network_free(&network);
+}
+
+static double train(enum dtype compute, enum optim_name name) {
+    struct bert_config config = tiny;
+    config.hidden_dropout_prob = config.attention_probs_dropout_prob = 0;
+    struct network network = open_network(&config, compute, name);
+    struct data data;
+    struct batch batch = make_batch(&data, 0, SEQUENCES);
+    struct step_data step = {
+        .micro_batches = 1, .batches = &batch, .sequences = SEQUENCES, .tokens = batch.tokens, .masked = batch.masked};
+    struct step_result result = {0};
+    double first = 0;
+    for (int i = 0; i < 100; i++) {
+        assert_int_equal(network_step(&network, &step, &result), OK);
+        first = i == 0 ? result.loss : first;
+    }
+    print_message("%s, optimizer %d: loss %.4f -> %.4f\n", dtype_name(compute), name, first, result.loss);
+    assert_true(fabs(first - log(VOCAB) - log(2)) < 1);
+    network_free(&network);
+    return result.loss;
+}
+
+static void test_learns_a_batch_by_heart(void **state) {
+    (void)state;
+    assert_true(train(F32, OPTIM_ADAMW) < 0.1);
+    assert_true(train(BF16, OPTIM_ADAMW) < 0.1);
+    assert_true(train(F32, OPTIM_ADAM) < 0.1);
+    assert_true(train(F32, OPTIM_LAMB) < 3);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_gradients_with_dropout), cmocka_unit_test(test_gradients_mlm_only),
+        cmocka_unit_test(test_cut_does_not_matter),    cmocka_unit_test(test_no_masked_token),
+        cmocka_unit_test(test_overflow_is_skipped),    cmocka_unit_test(test_learns_a_batch_by_heart),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
