@@ -7,7 +7,7 @@
 
 struct feed {
     struct exec *exec;
-    const struct bert_config *config;
+    struct bert_config config;
     struct bert_tensors io;
     int32_t *order;  /* [t] */
     int32_t *places; /* [largest table + 1] where each table row's run begins */
@@ -18,7 +18,7 @@ static int64_t largest(int64_t a, int64_t b) { return a > b ? a : b; }
 struct feed *feed_new(struct exec *exec, const struct graph *graph, const struct bert_config *config,
                       const struct bert_tensors *io) {
     struct feed *feed = xcalloc(1, sizeof *feed);
-    *feed = (struct feed){.exec = exec, .config = config, .io = *io};
+    *feed = (struct feed){.exec = exec, .config = *config, .io = *io};
     int64_t table = largest(config->vocab_size, largest(config->max_position_embeddings, config->type_vocab_size));
     feed->order = xcalloc((size_t)graph->capacity.padded[DIM_T], sizeof *feed->order);
     feed->places = xcalloc((size_t)table + 1, sizeof *feed->places);
@@ -49,7 +49,7 @@ static status upload_order(struct feed *feed, int tensor, const int32_t *index, 
 status feed_batch(struct feed *feed, const struct batch *batch) {
     struct exec *exec = feed->exec;
     const struct bert_tensors *io = &feed->io;
-    const struct bert_config *config = feed->config;
+    const struct bert_config *config = &feed->config;
     int64_t t = batch->tokens;
     TRY(exec_set_ragged(exec, batch->sequences, batch->starts, batch->sequence_numbers, batch->masked));
     TRY(exec_upload(exec, io->ids, batch->ids, t));
@@ -73,5 +73,5 @@ static status upload_inverse(struct feed *feed, int tensor, int64_t count) {
 
 status feed_scales(struct feed *feed, int64_t masked, int64_t sequences) {
     TRY(upload_inverse(feed, feed->io.mlm_scale, masked));
-    return feed->config->nsp ? upload_inverse(feed, feed->io.nsp_scale, sequences) : OK;
+    return feed->config.nsp ? upload_inverse(feed, feed->io.nsp_scale, sequences) : OK;
 }
