@@ -1,12 +1,12 @@
 /* Attention over ragged sequences, one (sequence, head) at a time. Matrices of one head of a sequence of n tokens are n
  * x n, see op.def for where they stand; q, k, v and context rows are [t,i] with head a in columns a·p to (a+1)·p. */
-#include <math.h>
 #include <stdatomic.h>
 #include <string.h>
 
 #include "kernels/cpu/contraction.h"
 #include "kernels/cpu/dropout.h"
 #include "kernels/cpu/kernels.h"
+#include "kernels/cpu/vector.h"
 
 struct head {
     int64_t sequence, number; /* which */
@@ -190,19 +190,21 @@ CPU_DISPATCH static status scale_head(struct cpu *cpu, const struct op_call *cal
 
 status cpu_attn_scale(struct cpu *cpu, const struct op_call *call) { return each_head(cpu, call, scale_head); }
 
+CPU_DISPATCH static void softmax_row(const float *x, float *y, int64_t n) {
+    float most = vector_max(x, n);
+    for (int64_t k = 0; k < n; k++)
+        y[k] = vector_exp(x[k] - most);
+    float inverse = 1 / vector_sum(y, n);
+    for (int64_t k = 0; k < n; k++)
+        y[k] *= inverse;
+}
+
 static status softmax_head(struct cpu *cpu, const struct op_call *call, const struct head *head) {
     float *buffer = cpu_scratch(cpu, 0, head->n);
     for (int64_t j = 0; j < head->n; j++) {
         const float *x = matrix_read(&call->in[0], head, j, buffer);
-        float *y = matrix_write(&call->out[0], head, j, buffer), most = x[0], sum = 0;
-        for (int64_t k = 1; k < head->n; k++)
-            most = x[k] > most ? x[k] : most;
-        for (int64_t k = 0; k < head->n; k++) {
-            y[k] = expf(x[k] - most);
-            sum += y[k];
-        }
-        for (int64_t k = 0; k < head->n; k++)
-            y[k] /= sum;
+        float *y = matrix_write(&call->out[0], head, j, buffer);
+        softmax_row(x, y, head->n);
         matrix_written(&call->out[0], head, j, y);
     }
     return OK;
@@ -215,9 +217,7 @@ CPU_DISPATCH static status softmax_dx_head(struct cpu *cpu, const struct op_call
     for (int64_t j = 0; j < head->n; j++) {
         const float *dy = matrix_read(&call->in[0], head, j, dy_buffer);
         const float *y = matrix_read(&call->in[1], head, j, y_buffer);
-        float *dx = matrix_write(&call->out[0], head, j, dy_buffer), dot = 0;
-        for (int64_t k = 0; k < head->n; k++)
-            dot += y[k] * dy[k];
+        float *dx = matrix_write(&call->out[0], head, j, dy_buffer), dot = vector_dot(y, dy, head->n);
         for (int64_t k = 0; k < head->n; k++)
             dx[k] = y[k] * (dy[k] - dot);
         matrix_written(&call->out[0], head, j, dx);

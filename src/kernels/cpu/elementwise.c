@@ -1,9 +1,9 @@
 /* Operators that touch every element once: sums, activations, dropout, rows moved by an index. */
-#include <math.h>
 #include <string.h>
 
 #include "kernels/cpu/dropout.h"
 #include "kernels/cpu/kernels.h"
+#include "kernels/cpu/vector.h"
 
 static size_t row_bytes(const struct operand *operand) { return (size_t)operand->columns * dtype_size(operand->dtype); }
 
@@ -58,58 +58,77 @@ status cpu_bias(struct cpu *cpu, const struct op_call *call) { return cpu_rows(c
 
 /* --- activations --- */
 
-static const float ROOT_2_OVER_PI = 0.7978845608f, CUBIC = 0.044715f, ROOT_HALF = 0.7071067812f,
-                   ROOT_2PI = 0.3989422804f;
+static const float ROOT_2_OVER_PI = 0.7978845608f, CUBIC = 0.044715f, INVERSE_ROOT_2PI = 0.3989422804f;
 
-static float act_value(enum activation act, float x) {
-    switch (act) {
-        case ACT_GELU:
-            return 0.5f * x * (1 + erff(x * ROOT_HALF));
-        case ACT_GELU_NEW:
-            return 0.5f * x * (1 + tanhf(ROOT_2_OVER_PI * (x + CUBIC * x * x * x)));
-        case ACT_RELU:
-            return x > 0 ? x : 0;
-        case ACT_TANH:
-            return tanhf(x);
-    }
-    return x;
+static inline float gelu(float x) {
+    float bell;
+    return x * vector_normal(x, &bell);
 }
 
-static float act_slope(enum activation act, float x) {
-    float t;
-    switch (act) {
-        case ACT_GELU:
-            return 0.5f * (1 + erff(x * ROOT_HALF)) + x * ROOT_2PI * expf(-0.5f * x * x);
-        case ACT_GELU_NEW:
-            t = tanhf(ROOT_2_OVER_PI * (x + CUBIC * x * x * x));
-            return 0.5f * (1 + t) + 0.5f * x * (1 - t * t) * ROOT_2_OVER_PI * (1 + 3 * CUBIC * x * x);
-        case ACT_RELU:
-            return x > 0 ? 1 : 0;
-        case ACT_TANH:
-            t = tanhf(x);
-            return 1 - t * t;
-    }
-    return 1;
+static inline float gelu_slope(float x) {
+    float bell, below = vector_normal(x, &bell);
+    return below + x * INVERSE_ROOT_2PI * bell;
 }
 
-static void act_row(struct cpu *cpu, const struct op_call *call, int64_t row) {
+static inline float gelu_new(float x) { return 0.5f * x * (1 + vector_tanh(ROOT_2_OVER_PI * (x + CUBIC * x * x * x))); }
+
+static inline float gelu_new_slope(float x) {
+    float t = vector_tanh(ROOT_2_OVER_PI * (x + CUBIC * x * x * x));
+    return 0.5f * (1 + t) + 0.5f * x * (1 - t * t) * ROOT_2_OVER_PI * (1 + 3 * CUBIC * x * x);
+}
+
+CPU_DISPATCH static void act_row(struct cpu *cpu, const struct op_call *call, int64_t row) {
     int64_t n = call->out[0].columns;
     const float *x = row_read(&call->in[0], row, cpu_scratch(cpu, 0, n));
     float *y = row_write(&call->out[0], row, cpu_scratch(cpu, 2, n));
-    for (int64_t i = 0; i < n; i++)
-        y[i] = act_value(call->attr->act, x[i]);
+    switch (call->attr->act) {
+        case ACT_GELU:
+            for (int64_t i = 0; i < n; i++)
+                y[i] = gelu(x[i]);
+            break;
+        case ACT_GELU_NEW:
+            for (int64_t i = 0; i < n; i++)
+                y[i] = gelu_new(x[i]);
+            break;
+        case ACT_RELU:
+            for (int64_t i = 0; i < n; i++)
+                y[i] = x[i] > 0 ? x[i] : 0;
+            break;
+        case ACT_TANH:
+            for (int64_t i = 0; i < n; i++)
+                y[i] = vector_tanh(x[i]);
+            break;
+    }
     row_written(&call->out[0], row, y);
 }
 
 status cpu_act(struct cpu *cpu, const struct op_call *call) { return cpu_rows(cpu, call, act_row); }
 
-static void act_dx_row(struct cpu *cpu, const struct op_call *call, int64_t row) {
+CPU_DISPATCH static void act_dx_row(struct cpu *cpu, const struct op_call *call, int64_t row) {
     int64_t n = call->out[0].columns;
     const float *x = row_read(&call->in[0], row, cpu_scratch(cpu, 0, n));
     const float *dy = row_read(&call->in[1], row, cpu_scratch(cpu, 1, n));
     float *dx = row_write(&call->out[0], row, cpu_scratch(cpu, 2, n));
-    for (int64_t i = 0; i < n; i++)
-        dx[i] = dy[i] * act_slope(call->attr->act, x[i]);
+    switch (call->attr->act) {
+        case ACT_GELU:
+            for (int64_t i = 0; i < n; i++)
+                dx[i] = dy[i] * gelu_slope(x[i]);
+            break;
+        case ACT_GELU_NEW:
+            for (int64_t i = 0; i < n; i++)
+                dx[i] = dy[i] * gelu_new_slope(x[i]);
+            break;
+        case ACT_RELU:
+            for (int64_t i = 0; i < n; i++)
+                dx[i] = x[i] > 0 ? dy[i] : 0;
+            break;
+        case ACT_TANH:
+            for (int64_t i = 0; i < n; i++) {
+                float t = vector_tanh(x[i]);
+                dx[i] = dy[i] * (1 - t * t);
+            }
+            break;
+    }
     row_written(&call->out[0], row, dx);
 }
 

@@ -1,19 +1,17 @@
 /* Softmax cross-entropy over the first attr.classes columns, and its gradient. */
 #include <math.h>
-#include <string.h>
 
 #include "kernels/cpu/kernels.h"
+#include "kernels/cpu/vector.h"
 
 static void xent_row(struct cpu *cpu, const struct op_call *call, int64_t row) {
     int64_t classes = call->attr->classes, best = 0;
     const float *logits = row_read(&call->in[0], row, cpu_scratch(cpu, 0, call->in[0].columns));
     int32_t label = ((const int32_t *)call->in[1].data)[row];
-    double sum = 0;
-    for (int64_t i = 1; i < classes; i++)
-        best = logits[i] > logits[best] ? i : best;
-    for (int64_t i = 0; i < classes; i++)
-        sum += expf(logits[i] - logits[best]);
-    float lse = logits[best] + (float)log(sum);
+    float most = vector_max(logits, classes);
+    while (best < classes - 1 && logits[best] < most)
+        best++;
+    float lse = most + (float)log(vector_sum_exp(logits, most, classes));
     ((float *)call->out[0].data)[row] = lse;
     ((float *)call->out[1].data)[row] = lse - logits[label];
     ((int32_t *)call->out[2].data)[row] = best == label;
@@ -35,14 +33,14 @@ status cpu_loss_sum(struct cpu *cpu, const struct op_call *call) {
     return OK;
 }
 
-static void xent_dx_row(struct cpu *cpu, const struct op_call *call, int64_t row) {
+CPU_DISPATCH static void xent_dx_row(struct cpu *cpu, const struct op_call *call, int64_t row) {
     int64_t classes = call->attr->classes, n = call->out[0].columns;
     const float *logits = row_read(&call->in[0], row, cpu_scratch(cpu, 0, n));
     float lse = ((const float *)call->in[1].data)[row], scale = *(const float *)call->in[3].data;
     int32_t label = ((const int32_t *)call->in[2].data)[row];
     float *dx = row_write(&call->out[0], row, cpu_scratch(cpu, 2, n));
     for (int64_t i = 0; i < classes; i++)
-        dx[i] = scale * expf(logits[i] - lse);
+        dx[i] = scale * vector_exp(logits[i] - lse);
     dx[label] -= scale;
     for (int64_t i = classes; i < n; i++)
         dx[i] = 0;

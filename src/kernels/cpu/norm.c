@@ -4,30 +4,17 @@
 #include <string.h>
 
 #include "kernels/cpu/kernels.h"
-
-CPU_DISPATCH static float row_sum(const float *x, int64_t n) {
-    enum { LANES = 16 };
-    float lanes[LANES] = {0}, sum = 0;
-    int64_t i = 0;
-    for (; i + LANES <= n; i += LANES)
-        for (int lane = 0; lane < LANES; lane++)
-            lanes[lane] += x[i + lane];
-    for (int lane = 0; lane < LANES; lane++)
-        sum += lanes[lane];
-    for (; i < n; i++)
-        sum += x[i];
-    return sum;
-}
+#include "kernels/cpu/vector.h"
 
 CPU_DISPATCH static void layernorm_row(struct cpu *cpu, const struct op_call *call, int64_t row) {
     int64_t n = call->out[0].columns;
     const float *x = row_read(&call->in[0], row, cpu_scratch(cpu, 0, n));
     const float *gamma = call->in[1].data, *beta = call->in[2].data;
     float *y = row_write(&call->out[0], row, cpu_scratch(cpu, 2, n)), *squares = cpu_scratch(cpu, 3, n);
-    float mean = row_sum(x, n) / (float)n;
+    float mean = vector_sum(x, n) / (float)n;
     for (int64_t i = 0; i < n; i++)
         squares[i] = (x[i] - mean) * (x[i] - mean);
-    float rstd = (float)(1 / sqrt((double)row_sum(squares, n) / (double)n + call->attr->epsilon));
+    float rstd = (float)(1 / sqrt((double)vector_sum(squares, n) / (double)n + call->attr->epsilon));
     for (int64_t i = 0; i < n; i++)
         y[i] = (x[i] - mean) * rstd * gamma[i] + beta[i];
     row_written(&call->out[0], row, y);
@@ -49,7 +36,7 @@ CPU_DISPATCH static void layernorm_dx_row(struct cpu *cpu, const struct op_call 
         scaled[i] = gamma[i] * dy[i];
         product[i] = scaled[i] * (x[i] - mean) * rstd;
     }
-    float mean_g = row_sum(scaled, n) / (float)n, mean_product = row_sum(product, n) / (float)n;
+    float mean_g = vector_sum(scaled, n) / (float)n, mean_product = vector_sum(product, n) / (float)n;
     for (int64_t i = 0; i < n; i++)
         dx[i] = rstd * (scaled[i] - mean_g - (x[i] - mean) * rstd * mean_product);
     row_written(&call->out[0], row, dx);

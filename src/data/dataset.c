@@ -1,0 +1,181 @@
+#include "data/dataset.h"
+
+#include <glob.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "base/file.h"
+#include "base/json.h"
+#include "base/log.h"
+#include "base/memory.h"
+#include "data/reader.h"
+
+/* --- finding files --- */
+
+static status add_file(struct dataset *dataset, const char *path) {
+    GROW(dataset->shards, dataset->count, dataset->capacity);
+    struct shard *shard = &dataset->shards[dataset->count];
+    TRY(shard_check(path, shard));
+    dataset->count++;
+    dataset->rows += shard->rows;
+    dataset->seq_len = shard->seq_len > dataset->seq_len ? shard->seq_len : dataset->seq_len;
+    dataset->max_predictions =
+        shard->max_predictions > dataset->max_predictions ? shard->max_predictions : dataset->max_predictions;
+    return OK;
+}
+
+/* In a folder a shard is a file that says so by its ending, or, with any other name, by its first bytes. */
+static bool is_shard(const char *path) {
+    if (ends_with(path, ".hdf5") || ends_with(path, ".h5") || ends_with(path, ".hdf"))
+        return true;
+    int descriptor;
+    char magic[8] = {0};
+    int64_t bytes;
+    if (file_size(path, &bytes) != OK || bytes < 8 || file_open_read(path, &descriptor) != OK)
+        return false;
+    status code = file_read_at(descriptor, path, 0, magic, sizeof magic);
+    close(descriptor);
+    return code == OK && memcmp(magic, "\x89HDF\r\n\x1a\n", 8) == 0;
+}
+
+static status add_folder(struct dataset *dataset, const char *path) {
+    char **names;
+    int64_t count, before = dataset->count;
+    TRY(folder_list(path, &names, &count));
+    status code = OK;
+    for (int64_t i = 0; i < count && code == OK; i++) {
+        char *full = path_join(path, names[i]);
+        if (names[i][0] != '.' && file_exists(full) && is_shard(full))
+            code = add_file(dataset, full);
+        free(full);
+    }
+    names_free(names, count);
+    if (code == OK && dataset->count == before)
+        return bad_input("%s: no HDF5 shards in this folder", path);
+    return code;
+}
+
+static status add_glob(struct dataset *dataset, const char *pattern) {
+    glob_t found;
+    int result = glob(pattern, 0, NULL, &found);
+    status code =
+        result == 0 ? OK : bad_input("%s: no such file or folder, and no file matches it as a pattern", pattern);
+    for (size_t i = 0; result == 0 && i < found.gl_pathc && code == OK; i++)
+        if (!folder_exists(found.gl_pathv[i]))
+            code = add_file(dataset, found.gl_pathv[i]);
+    globfree(&found);
+    return code;
+}
+
+static status add_path(struct dataset *dataset, const char *path) {
+    if (folder_exists(path))
+        return add_folder(dataset, path);
+    return file_exists(path) ? add_file(dataset, path) : add_glob(dataset, path);
+}
+
+static status add_list(struct dataset *dataset, const char *paths) {
+    char *copy = xstrdup(paths), *rest = copy;
+    status code = OK;
+    for (char *path; code == OK && (path = strsep(&rest, ","));) {
+        while (*path == ' ')
+            path++;
+        size_t length = strlen(path);
+        while (length && path[length - 1] == ' ')
+            path[--length] = 0;
+        if (length)
+            code = add_path(dataset, path);
+    }
+    free(copy);
+    return code;
+}
+
+/* --- the data set --- */
+
+static int by_content(const void *a, const void *b) {
+    const struct shard *const *x = a, *const *y = b;
+    if ((*x)->hash != (*y)->hash)
+        return (*x)->hash < (*y)->hash ? -1 : 1;
+    return (*x)->rows < (*y)->rows ? -1 : (*x)->rows > (*y)->rows;
+}
+
+static void warn_of_copies(const char *setting, const struct dataset *dataset) {
+    const struct shard **sorted = xmalloc((size_t)(dataset->count + 1) * sizeof *sorted);
+    for (int64_t i = 0; i < dataset->count; i++)
+        sorted[i] = &dataset->shards[i];
+    qsort(sorted, (size_t)dataset->count, sizeof *sorted, by_content);
+    for (int64_t i = 1; i < dataset->count; i++)
+        if (by_content(&sorted[i - 1], &sorted[i]) == 0) {
+            log_warn("%s: %s and %s seem to hold the same sequences", setting, sorted[i - 1]->path, sorted[i]->path);
+            break; /* one line, however many there are */
+        }
+    free(sorted);
+}
+
+status dataset_open(const char *setting, const char *paths, struct dataset **out) {
+    struct dataset *dataset = xcalloc(1, sizeof *dataset);
+    status code = add_list(dataset, paths);
+    if (code == OK && dataset->count == 0)
+        code = bad_input("'%s' names no shards, expected a file, a folder, a pattern or a list of these", paths);
+    if (code != OK) {
+        dataset_free(dataset);
+        *out = NULL;
+        return status_context(code, "%s", setting);
+    }
+    warn_of_copies(setting, dataset);
+    *out = dataset;
+    return OK;
+}
+
+void dataset_free(struct dataset *dataset) {
+    if (!dataset)
+        return;
+    for (int64_t i = 0; i < dataset->count; i++)
+        shard_free(&dataset->shards[i]);
+    free(dataset->shards);
+    free(dataset);
+}
+
+int64_t dataset_rows(const struct dataset *dataset) { return dataset->rows; }
+int64_t dataset_files(const struct dataset *dataset) { return dataset->count; }
+int64_t dataset_seq_len(const struct dataset *dataset) { return dataset->seq_len; }
+int64_t dataset_max_predictions(const struct dataset *dataset) { return dataset->max_predictions; }
+
+/* --- the manifest --- */
+
+void dataset_manifest(const struct dataset *dataset, struct text *out) {
+    text_add(out, "[");
+    for (int64_t i = 0; i < dataset->count; i++) {
+        const struct shard *shard = &dataset->shards[i];
+        text_add(out, i ? ", {\"name\": " : "{\"name\": ");
+        json_add_string(out, path_name(shard->path));
+        text_printf(out, ", \"bytes\": %lld, \"rows\": %lld}", (long long)shard->bytes, (long long)shard->rows);
+    }
+    text_add(out, "]");
+}
+
+static status compare_entry(const struct shard *shard, const json *entry, int64_t number) {
+    const char *name;
+    int64_t bytes, rows;
+    TRY(json_get_string("manifest", entry, "name", &name));
+    TRY(json_get_int("manifest", entry, "bytes", &bytes));
+    TRY(json_get_int("manifest", entry, "rows", &rows));
+    if (strcmp(name, path_name(shard->path)) == 0 && bytes == shard->bytes && rows == shard->rows)
+        return OK;
+    return bad_input("shard %lld was %s (%lld bytes, %lld rows), now %s (%lld bytes, %lld rows)", (long long)number + 1,
+                     name, (long long)bytes, (long long)rows, path_name(shard->path), (long long)shard->bytes,
+                     (long long)shard->rows);
+}
+
+status dataset_compare(const struct dataset *dataset, const char *manifest) {
+    json *root;
+    TRY(json_parse("manifest", manifest, strlen(manifest), &root));
+    status code = OK;
+    if (json_count(root) != dataset->count)
+        code = bad_input("there were %lld shards, now %lld", (long long)json_count(root), (long long)dataset->count);
+    int64_t i = 0;
+    for (const json *entry = json_first(root); entry && code == OK; entry = json_next(entry), i++)
+        code = compare_entry(&dataset->shards[i], entry, i);
+    json_free(root);
+    return code;
+}

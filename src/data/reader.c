@@ -1,0 +1,297 @@
+/* The reader thread. It draws samples, loads the blocks they come from, and fills a ring of steps that the trainer
+ * empties. */
+#include "data/reader.h"
+
+#include <pthread.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/clock.h"
+#include "base/memory.h"
+#include "data/sampler.h"
+
+/* A step with the memory behind its batches, which is kept from step to step. */
+struct entry {
+    struct step_data data;
+    struct batch *batches;
+    int64_t batch_capacity;
+    int32_t *starts, *nsp; /* of all its micro-batches, one after another */
+    int64_t *numbers;
+    int64_t sequence_capacity;
+    int32_t *ids, *positions, *types;
+    int64_t token_capacity;
+    int32_t *rows, *labels;
+    int64_t mask_capacity;
+    int64_t epoch, consumed; /* the place behind it */
+    status code;             /* of reading it */
+    char *message;
+    bool end; /* the pass was over before it */
+};
+
+struct reader {
+    struct reader_options options;
+    struct sampler sampler;
+    struct block blocks[WINDOW]; /* what the sampler's slots hold, for blocks of this rank */
+    bool loaded[WINDOW];
+    int64_t number; /* sequence number of the next sample */
+    struct entry *ring;
+    /* shared with the trainer, under the lock */
+    pthread_mutex_t lock;
+    pthread_cond_t changed;
+    int64_t filled, taken; /* entries ever filled, and ever taken */
+    bool closing;
+    pthread_t thread;
+    /* the trainer's */
+    int64_t epoch, consumed;
+};
+
+/* --- filling a step (reader thread) --- */
+
+static void grow_sequences(struct entry *entry, int64_t need) {
+    if (need <= entry->sequence_capacity)
+        return;
+    entry->sequence_capacity = 2 * need;
+    entry->starts = xrealloc(entry->starts, 2 * (size_t)entry->sequence_capacity * sizeof *entry->starts);
+    entry->nsp = xrealloc(entry->nsp, (size_t)entry->sequence_capacity * sizeof *entry->nsp);
+    entry->numbers = xrealloc(entry->numbers, (size_t)entry->sequence_capacity * sizeof *entry->numbers);
+}
+
+static void grow_tokens(struct entry *entry, int64_t need) {
+    if (need <= entry->token_capacity)
+        return;
+    entry->token_capacity = 2 * need;
+    size_t bytes = (size_t)entry->token_capacity * sizeof(int32_t);
+    entry->ids = xrealloc(entry->ids, bytes);
+    entry->positions = xrealloc(entry->positions, bytes);
+    entry->types = xrealloc(entry->types, bytes);
+}
+
+static void grow_masks(struct entry *entry, int64_t need) {
+    if (need <= entry->mask_capacity)
+        return;
+    entry->mask_capacity = 2 * need;
+    size_t bytes = (size_t)entry->mask_capacity * sizeof(int32_t);
+    entry->rows = xrealloc(entry->rows, bytes);
+    entry->labels = xrealloc(entry->labels, bytes);
+}
+
+/* Batches point into arrays that move while they grow: until `finish`, only counts are kept in them. */
+static struct batch *batch_to_fill(struct reader *reader, struct entry *entry) {
+    struct step_data *data = &entry->data;
+    if (data->micro_batches > 0 && entry->batches[data->micro_batches - 1].sequences < reader->options.micro_batch)
+        return &entry->batches[data->micro_batches - 1];
+    GROW(entry->batches, data->micro_batches, entry->batch_capacity);
+    entry->batches[data->micro_batches] = (struct batch){0};
+    return &entry->batches[data->micro_batches++];
+}
+
+static void add_sample(struct reader *reader, struct entry *entry, const struct block *block, int64_t row) {
+    struct step_data *data = &entry->data;
+    struct batch *batch = batch_to_fill(reader, entry);
+    int64_t from = block->token_starts[row], length = block->token_starts[row + 1] - from;
+    int64_t mask = block->mask_starts[row], masks = block->mask_starts[row + 1] - mask;
+    grow_sequences(entry, data->sequences + 1);
+    grow_tokens(entry, data->tokens + length);
+    grow_masks(entry, data->masked + masks);
+    for (int64_t i = 0; i < length; i++) {
+        entry->ids[data->tokens + i] = block->ids[from + i];
+        entry->types[data->tokens + i] = block->types[from + i];
+        entry->positions[data->tokens + i] = (int32_t)i;
+    }
+    for (int64_t i = 0; i < masks; i++) {
+        entry->rows[data->masked + i] = (int32_t)batch->tokens + block->positions[mask + i];
+        entry->labels[data->masked + i] = block->labels[mask + i];
+    }
+    /* each batch has one start more than sequences */
+    int32_t *starts = entry->starts + data->sequences + (data->micro_batches - 1);
+    starts[0] = (int32_t)batch->tokens;
+    starts[1] = (int32_t)(batch->tokens + length);
+    entry->nsp[data->sequences] = block->nsp[row];
+    entry->numbers[data->sequences] = reader->number;
+    batch->sequences++;
+    batch->tokens += length;
+    batch->masked += masks;
+    data->sequences++;
+    data->tokens += length;
+    data->masked += masks;
+}
+
+/* The block behind a slot, loaded at its first sample. */
+static status load(struct reader *reader, int number) {
+    const struct slot *slot = &reader->sampler.slots[number];
+    const struct reader_options *options = &reader->options;
+    struct shard_limits limits = {options->vocab_size, options->seq_len, options->max_predictions};
+    if (reader->loaded[number])
+        block_free(&reader->blocks[number]);
+    reader->loaded[number] = false;
+    TRY(shard_read(&reader->sampler.dataset->shards[slot->file], slot->first, slot->count, &limits,
+                   &reader->blocks[number]));
+    reader->loaded[number] = true;
+    return OK;
+}
+
+static void unload_all(struct reader *reader) {
+    for (int s = 0; s < WINDOW; s++) {
+        if (reader->loaded[s])
+            block_free(&reader->blocks[s]);
+        reader->loaded[s] = false;
+    }
+}
+
+static bool next_draw(struct reader *reader, struct draw *draw) {
+    if (sampler_draw(&reader->sampler, draw))
+        return true;
+    if (!reader->options.endless)
+        return false;
+    unload_all(reader);
+    sampler_seek(&reader->sampler, reader->sampler.epoch + 1, 0);
+    return sampler_draw(&reader->sampler, draw);
+}
+
+static status fill(struct reader *reader, struct entry *entry) {
+    const struct reader_options *options = &reader->options;
+    struct draw draw;
+    int64_t drawn = 0;
+    entry->data = (struct step_data){0};
+    for (; drawn < options->global_batch && next_draw(reader, &draw); drawn++, reader->number++) {
+        if (reader->sampler.slots[draw.slot].place % options->ranks != options->rank)
+            continue;
+        if (draw.fresh || !reader->loaded[draw.slot])
+            TRY(load(reader, draw.slot));
+        add_sample(reader, entry, &reader->blocks[draw.slot], draw.row);
+    }
+    entry->end = drawn == 0;
+    entry->epoch = entry->data.epoch = reader->sampler.epoch;
+    entry->consumed = reader->sampler.consumed;
+    entry->data.consumed = reader->number;
+    return OK;
+}
+
+/* The arrays stand still now: point the batches into them. */
+static void finish(struct entry *entry) {
+    int64_t sequence = 0, token = 0, mask = 0;
+    for (int64_t i = 0; i < entry->data.micro_batches; i++) {
+        struct batch *batch = &entry->batches[i];
+        batch->starts = entry->starts + sequence + i;
+        batch->nsp_labels = entry->nsp + sequence;
+        batch->sequence_numbers = entry->numbers + sequence;
+        batch->ids = entry->ids + token;
+        batch->positions = entry->positions + token;
+        batch->types = entry->types + token;
+        batch->masked_rows = entry->rows + mask;
+        batch->masked_labels = entry->labels + mask;
+        sequence += batch->sequences;
+        token += batch->tokens;
+        mask += batch->masked;
+    }
+    entry->data.batches = entry->batches;
+}
+
+/* --- the ring --- */
+
+/* One entry is always the trainer's: the one it took last. */
+static bool ring_full(const struct reader *reader) { return reader->filled - reader->taken >= reader->options.ring; }
+
+static struct entry *ring_entry(struct reader *reader, int64_t number) {
+    return &reader->ring[number % (reader->options.ring + 1)];
+}
+
+static void *reader_thread(void *argument) {
+    struct reader *reader = argument;
+    bool going = true;
+    while (going) {
+        pthread_mutex_lock(&reader->lock);
+        while (ring_full(reader) && !reader->closing)
+            pthread_cond_wait(&reader->changed, &reader->lock);
+        going = !reader->closing;
+        pthread_mutex_unlock(&reader->lock);
+        if (!going)
+            break;
+        struct entry *entry = ring_entry(reader, reader->filled);
+        entry->code = fill(reader, entry);
+        if (entry->code == OK)
+            finish(entry);
+        else
+            entry->message = xstrdup(status_message());
+        going = entry->code == OK && !entry->end;
+        pthread_mutex_lock(&reader->lock);
+        reader->filled++;
+        pthread_cond_broadcast(&reader->changed);
+        pthread_mutex_unlock(&reader->lock);
+    }
+    return NULL;
+}
+
+status reader_open(const struct dataset *dataset, const struct reader_options *options, struct reader **out) {
+    struct reader *reader = xcalloc(1, sizeof *reader);
+    *reader = (struct reader){.options = *options,
+                              .number = options->first_number,
+                              .epoch = options->start_epoch,
+                              .consumed = options->start_consumed};
+    reader->ring = xcalloc((size_t)options->ring + 1, sizeof *reader->ring);
+    sampler_open(&reader->sampler, dataset, options->seed, options->shuffle);
+    sampler_seek(&reader->sampler, options->start_epoch, options->start_consumed);
+    pthread_mutex_init(&reader->lock, NULL);
+    pthread_cond_init(&reader->changed, NULL);
+    *out = reader;
+    if (pthread_create(&reader->thread, NULL, reader_thread, reader) == 0)
+        return OK;
+    reader->closing = true; /* nothing to join */
+    reader_close(reader);
+    *out = NULL;
+    return failed("cannot start the reader thread");
+}
+
+status reader_next(struct reader *reader, const struct step_data **out) {
+    double began = clock_seconds();
+    *out = NULL;
+    pthread_mutex_lock(&reader->lock);
+    while (reader->filled == reader->taken)
+        pthread_cond_wait(&reader->changed, &reader->lock);
+    struct entry *entry = ring_entry(reader, reader->taken);
+    bool last = entry->code != OK || entry->end; /* stays in the ring: asked again, it is said again */
+    if (!last) {
+        reader->taken++;
+        pthread_cond_broadcast(&reader->changed);
+    }
+    pthread_mutex_unlock(&reader->lock);
+    if (entry->code != OK)
+        return status_set(entry->code, entry->message);
+    if (last)
+        return OK;
+    entry->data.waited = clock_seconds() - began;
+    reader->epoch = entry->epoch;
+    reader->consumed = entry->consumed;
+    *out = &entry->data;
+    return OK;
+}
+
+void reader_position(const struct reader *reader, int64_t *epoch, int64_t *consumed) {
+    *epoch = reader->epoch;
+    *consumed = reader->consumed;
+}
+
+static void free_entry(struct entry *entry) {
+    void *all[] = {entry->batches,   entry->starts, entry->nsp,  entry->numbers, entry->ids,
+                   entry->positions, entry->types,  entry->rows, entry->labels,  entry->message};
+    for (size_t i = 0; i < sizeof all / sizeof *all; i++)
+        free(all[i]);
+}
+
+void reader_close(struct reader *reader) {
+    bool started = !reader->closing;
+    pthread_mutex_lock(&reader->lock);
+    reader->closing = true;
+    pthread_cond_broadcast(&reader->changed);
+    pthread_mutex_unlock(&reader->lock);
+    if (started)
+        pthread_join(reader->thread, NULL);
+    unload_all(reader);
+    for (int i = 0; i <= reader->options.ring; i++)
+        free_entry(&reader->ring[i]);
+    free(reader->ring);
+    sampler_close(&reader->sampler);
+    pthread_mutex_destroy(&reader->lock);
+    pthread_cond_destroy(&reader->changed);
+    free(reader);
+}

@@ -1,0 +1,61 @@
+#include "kernels/cpu/vector.h"
+
+#include "kernels/cpu/kernels.h"
+
+/* Sixteen partial results, whatever the instruction set: the same bits on every processor. */
+enum { LANES = 16 };
+
+CPU_DISPATCH float vector_sum(const float *x, int64_t n) {
+    float lanes[LANES] = {0}, sum = 0;
+    int64_t i = 0;
+    for (; i + LANES <= n; i += LANES)
+        for (int lane = 0; lane < LANES; lane++)
+            lanes[lane] += x[i + lane];
+    for (int lane = 0; lane < LANES; lane++)
+        sum += lanes[lane];
+    for (; i < n; i++)
+        sum += x[i];
+    return sum;
+}
+
+CPU_DISPATCH float vector_dot(const float *x, const float *y, int64_t n) {
+    float lanes[LANES] = {0}, sum = 0;
+    int64_t i = 0;
+    for (; i + LANES <= n; i += LANES)
+        for (int lane = 0; lane < LANES; lane++)
+            lanes[lane] += x[i + lane] * y[i + lane];
+    for (int lane = 0; lane < LANES; lane++)
+        sum += lanes[lane];
+    for (; i < n; i++)
+        sum += x[i] * y[i];
+    return sum;
+}
+
+CPU_DISPATCH float vector_max(const float *x, int64_t n) {
+    float lanes[LANES], most = x[0];
+    int64_t i = 0;
+    for (int lane = 0; lane < LANES; lane++)
+        lanes[lane] = x[0];
+    for (; i + LANES <= n; i += LANES)
+        for (int lane = 0; lane < LANES; lane++)
+            lanes[lane] = x[i + lane] > lanes[lane] ? x[i + lane] : lanes[lane];
+    for (int lane = 0; lane < LANES; lane++)
+        most = lanes[lane] > most ? lanes[lane] : most;
+    for (; i < n; i++)
+        most = x[i] > most ? x[i] : most;
+    return most;
+}
+
+CPU_DISPATCH double vector_sum_exp(const float *x, float shift, int64_t n) {
+    float lanes[LANES] = {0};
+    double sum = 0;
+    int64_t i = 0;
+    for (; i + LANES <= n; i += LANES)
+        for (int lane = 0; lane < LANES; lane++)
+            lanes[lane] += vector_exp(x[i + lane] - shift);
+    for (int lane = 0; lane < LANES; lane++)
+        sum += lanes[lane];
+    for (; i < n; i++)
+        sum += vector_exp(x[i] - shift);
+    return sum;
+}
