@@ -96,9 +96,12 @@ $(BUILD)/lib/%.a: $$(call objects_of,$$*) $(BUILD)/sources.stamp
 	@rm -f $@
 	ar rcs $@ $(filter %.o,$^)
 
-$(BUILD)/tests/%: tests/%.c $(BUILD)/flags.stamp $$(foreach f,$$(LINK_$$(firstword $$(subst /, ,$$*))),$(BUILD)/lib/$$(f).a)
+# what the tests of a folder share: its sources that are not named test_
+shared_sources = $(filter-out $(wildcard tests/$(1)test_*.c),$(wildcard tests/$(1)*.c))
+$(BUILD)/tests/%: tests/%.c $(BUILD)/flags.stamp $$(call shared_sources,$$(dir $$*)) \
+    $$(foreach f,$$(LINK_$$(firstword $$(subst /, ,$$*))),$(BUILD)/lib/$$(f).a)
 	@mkdir -p $(@D)
-	$(COMPILE) -MMD -MP -o $@ $< $(LINK_FLAGS) -Wl,--start-group $(filter %.a,$^) -Wl,--end-group -lcmocka $(LIBS)
+	$(COMPILE) -MMD -MP -o $@ $(filter %.c,$^) $(LINK_FLAGS) -Wl,--start-group $(filter %.a,$^) -Wl,--end-group -lcmocka $(LIBS)
 
 tests: $(TESTS)
 

@@ -1,0 +1,698 @@
+/* The operator table against the specification.
+ *
+ *   test_optable            every operator, f32 and bf16, on ragged shapes, held against double precision
+ * (reference.c); gradients held against finite differences; bits against the number of threads test_optable perf time,
+ * GB/s and GFLOP/s of every operator at BERT-base size (perf T I HEADS V to choose) test_optable support    which
+ * operators the backend has
+ *
+ * Tolerances: f32 arithmetic of a sum of K terms errs by some sqrt(K) roundings of 2^-24 of its magnitude, so the bound
+ * is `growth` (from the table of cases) x 2^-24 x the magnitude, the larger of the reference's value and its root mean
+ * square; a bf16 result adds half a unit in its last place, at most 2^-8 of the value. Inputs are the same rounded values on
+ * both sides. */
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "base/clock.h"
+#include "base/memory.h"
+#include "base/parallel.h"
+#include "base/philox.h"
+#include "kernels/cpu/cpu.h"
+#include "reference.h"
+
+/* --- shapes --- */
+
+enum { MOST_SEQUENCES = 8, MOST_TOKENS = 4096 };
+
+struct shape {
+    const char *name;
+    int sequences;
+    int lengths[MOST_SEQUENCES];
+    int64_t heads, head_size, columns, other, vocabulary, classes, masked;
+};
+
+static const struct shape shapes[] = {
+    {"one token", 1, {1}, 1, 8, 8, 8, 64, 50, 1},
+    {"odd sizes", 3, {5, 1, 13}, 3, 7, 21, 37, 64, 61, 5},
+    {"ragged", 5, {33, 64, 2, 17, 100}, 4, 32, 128, 96, 192, 130, 30},
+    {"a whole bucket", 4, {64, 64, 64, 64}, 2, 64, 128, 256, 320, 320, 64},
+    {"no masked rows", 2, {9, 4}, 2, 8, 16, 24, 64, 64, 0},
+};
+enum { SHAPES = sizeof shapes / sizeof *shapes };
+
+struct tokens {
+    int32_t starts[MOST_SEQUENCES + 1], sequence[MOST_TOKENS];
+    int64_t square_starts[MOST_SEQUENCES + 1], numbers[MOST_SEQUENCES];
+    struct ragged ragged;
+};
+
+static void lay_out(const struct shape *shape, struct tokens *t) {
+    *t = (struct tokens){.ragged.sequences = shape->sequences};
+    for (int s = 0; s < shape->sequences; s++) {
+        int n = shape->lengths[s];
+        t->starts[s + 1] = t->starts[s] + n;
+        t->square_starts[s + 1] = t->square_starts[s] + (int64_t)n * n;
+        t->numbers[s] = 0x1FFFFFFFFll + 3 * s; /* beyond 32 bits */
+        t->ragged.longest = n > t->ragged.longest ? n : t->ragged.longest;
+        for (int i = t->starts[s]; i < t->starts[s + 1]; i++)
+            t->sequence[i] = s;
+    }
+    t->ragged.tokens = t->starts[shape->sequences];
+    t->ragged.starts = t->starts;
+    t->ragged.square_starts = t->square_starts;
+    t->ragged.token_sequence = t->sequence;
+    t->ragged.sequence_numbers = t->numbers;
+}
+
+/* --- the table of cases --- */
+
+/* Sizes that the letters of an operator's row stand for: t tokens, m masked rows, i columns, u other, v vocabulary. */
+struct op_case {
+    enum op op;
+    const char *letters; /* pairs: letter of op.def, letter of a size */
+    double growth;
+};
+
+static const struct op_case cases[] = {
+    {OP_gather, "rtcinv", 0},
+    {OP_gather, "rmcint", 0},
+    {OP_add, "rtci", 2},
+    {OP_layernorm, "rtci", 64},
+    {OP_dropout, "rtci", 4},
+    {OP_linear, "rtkiou", 64},
+    {OP_linear, "rmkiov", 64},
+    {OP_bias, "rtcu", 2},
+    {OP_act, "rtcu", 32},
+    {OP_attn_scores, "rtci", 64},
+    {OP_attn_scale, "", 4},
+    {OP_softmax, "", 64},
+    {OP_attn_dropout, "", 4},
+    {OP_attn_context, "rtci", 64},
+    {OP_xent, "rmcv", 64},
+    {OP_loss_sum, "rm", 1},
+    {OP_xent_dx, "rmcv", 64},
+    {OP_linear_dx, "rtkiou", 64},
+    {OP_linear_dx, "rmkiov", 64},
+    {OP_linear_dw, "rtkiou", 128},
+    {OP_linear_dw, "rmkiov", 128},
+    {OP_bias_dw, "rtcu", 64},
+    {OP_act_dx, "rtcu", 64},
+    {OP_layernorm_dx, "rtci", 128},
+    {OP_layernorm_dw, "rtci", 128},
+    {OP_dropout_dx, "rtci", 4},
+    {OP_attn_scores_dq, "rtci", 64},
+    {OP_attn_scores_dk, "rtci", 64},
+    {OP_attn_context_dp, "rtci", 64},
+    {OP_attn_context_dv, "rtci", 64},
+    {OP_attn_dropout_dx, "", 4},
+    {OP_softmax_dx, "", 64},
+    {OP_scatter_rows, "mmcirt", 0},
+    {OP_embed_dw, "rtcinv", 64},
+};
+enum { CASES = sizeof cases / sizeof *cases };
+
+/* --- a call: device operands and reference operands side by side --- */
+
+struct sides {
+    struct op_call call;
+    struct ref_call ref;
+    void *in_data[MAX_OPERANDS]; /* as first made: runs start from copies */
+    size_t in_bytes[MAX_OPERANDS], out_bytes[MAX_OPERANDS];
+    void *out_start[MAX_OPERANDS];
+};
+
+static void size_of(const struct shape *shape, const struct tokens *t, const struct op_case *c, char letter,
+                    int64_t *rows, int64_t *padded) {
+    const char *pair = c->letters;
+    char kind = letter;
+    for (; *pair; pair += 2)
+        if (pair[0] == letter)
+            kind = pair[1];
+    struct sizes sizes = {0};
+    sizes_set_ragged(&sizes, DIM_T, t->ragged.tokens);
+    sizes_set_ragged(&sizes, DIM_M, shape->masked);
+    int64_t plain = kind == 'i'   ? shape->heads * shape->head_size
+                    : kind == 'u' ? shape->other
+                    : kind == 'v' ? shape->vocabulary
+                    : kind == 'h' ? shape->heads
+                    : kind == 'e' ? t->square_starts[shape->sequences]
+                    : kind == 's' ? 2
+                                  : 1;
+    *rows = kind == 't' ? sizes.n[DIM_T] : kind == 'm' ? sizes.n[DIM_M] : plain;
+    *padded = kind == 't' ? sizes.padded[DIM_T] : kind == 'm' ? sizes.padded[DIM_M] : plain;
+}
+
+static void put(void *data, enum dtype dtype, int64_t at, double value) {
+    switch (dtype) {
+        case F32:
+            ((float *)data)[at] = (float)value;
+            break;
+        case BF16:
+            ((bf16 *)data)[at] = bf16_from_float((float)value);
+            break;
+        case F64:
+            ((double *)data)[at] = value;
+            break;
+        case U8:
+            ((uint8_t *)data)[at] = (uint8_t)value;
+            break;
+        default:
+            ((int32_t *)data)[at] = (int32_t)value;
+    }
+}
+
+static double get(const void *data, enum dtype dtype, int64_t at) {
+    switch (dtype) {
+        case F32:
+            return ((const float *)data)[at];
+        case BF16:
+            return bf16_to_float(((const bf16 *)data)[at]);
+        case F64:
+            return ((const double *)data)[at];
+        case U8:
+            return ((const uint8_t *)data)[at];
+        default:
+            return ((const int32_t *)data)[at];
+    }
+}
+
+/* Index operands: which rows, of a table of how many. */
+static void fill_index(struct sides *sides, int operand, const char *name, struct random_stream *random,
+                       int64_t bound) {
+    struct ref_operand *r = &sides->ref.in[operand];
+    r->i = xcalloc((size_t)r->padded_rows + 1, sizeof *r->i);
+    for (int64_t row = 0; row < r->rows; row++)
+        r->i[row] = strcmp(name, "hit") == 0 ? (int32_t)random_below(random, 2)
+                                             : (int32_t)random_below(random, (uint64_t)bound);
+    if (sides->call.op == OP_scatter_rows) /* no row twice */
+        for (int64_t row = 0; row < r->rows; row++)
+            r->i[row] = (int32_t)(row * bound / r->rows);
+    for (int64_t row = r->rows; row < r->padded_rows; row++)
+        r->i[row] = 0x7FFFFFFF; /* nobody may follow it */
+    memcpy(sides->in_data[operand], r->i, (size_t)r->padded_rows * sizeof *r->i);
+}
+
+static bool is_contraction(enum op op) { return op == OP_linear || op == OP_linear_dx || op == OP_linear_dw; }
+
+static void fill_values(struct sides *sides, int operand, const char *name, struct random_stream *random) {
+    struct ref_operand *r = &sides->ref.in[operand];
+    enum dtype dtype = sides->call.in[operand].dtype;
+    double tail = is_contraction(sides->call.op) ? 0 : NAN; /* beyond the true rows: garbage, but for contractions */
+    for (int64_t row = 0; row < r->padded_rows; row++)
+        for (int64_t c = 0; c < r->columns; c++) {
+            double value = random_normal(random);
+            if (strcmp(name, "mask") == 0)
+                value = value > -1;
+            else if (strcmp(name, "logits") == 0)
+                value *= 3;
+            else if (strcmp(name, "rstd") == 0 || strcmp(name, "scale") == 0)
+                value = 0.5 + fabs(value);
+            int64_t at = row * r->columns + c;
+            put(sides->in_data[operand], dtype, at, row < r->rows ? value : tail);
+            r->d[at] = get(sides->in_data[operand], dtype, at);
+        }
+}
+
+/* Statistics that belong to another operand: mean, rstd, lse, order. */
+static void fill_dependent(struct sides *sides) {
+    struct ref_operand *in = sides->ref.in;
+    enum op op = sides->call.op;
+    if (op == OP_layernorm_dx || op == OP_layernorm_dw)
+        for (int64_t r = 0; r < in[1].rows; r++) {
+            double mean = 0, variance = 0;
+            for (int64_t c = 0; c < in[1].columns; c++)
+                mean += in[1].d[r * in[1].columns + c] / (double)in[1].columns;
+            for (int64_t c = 0; c < in[1].columns; c++)
+                variance += pow(in[1].d[r * in[1].columns + c] - mean, 2) / (double)in[1].columns;
+            put(sides->in_data[2], F32, r, mean);
+            put(sides->in_data[3], F32, r, 1 / sqrt(variance + 1e-12));
+            in[2].d[r] = get(sides->in_data[2], F32, r);
+            in[3].d[r] = get(sides->in_data[3], F32, r);
+        }
+    if (op == OP_layernorm_dx) /* gamma of zero and tiny gamma */
+        for (int64_t c = 0; c < in[4].columns * in[4].rows && c < 2; c++) {
+            put(sides->in_data[4], F32, c, c * 1e-30);
+            in[4].d[c] = get(sides->in_data[4], F32, c);
+        }
+    if (op == OP_xent_dx)
+        for (int64_t r = 0; r < in[0].rows; r++) {
+            double sum = 0;
+            for (int64_t c = 0; c < sides->call.attr->classes; c++)
+                sum += exp(in[0].d[r * in[0].columns + c]);
+            put(sides->in_data[1], F32, r, log(sum));
+            in[1].d[r] = get(sides->in_data[1], F32, r);
+        }
+    if (op == OP_embed_dw) { /* order: rows sorted by index, stably */
+        int64_t place = 0;
+        for (int32_t value = 0; place < in[2].rows; value++)
+            for (int64_t r = 0; r < in[2].rows; r++)
+                if (in[2].i[r] == value)
+                    in[1].i[place++] = (int32_t)r;
+        memcpy(sides->in_data[1], in[1].i, (size_t)in[1].rows * sizeof(int32_t));
+    }
+}
+
+static void shape_operand(const struct shape *shape, const struct tokens *t, const struct op_case *c,
+                          const struct operand_info *info, enum dtype compute, struct operand *operand,
+                          struct ref_operand *reference, size_t *bytes) {
+    operand->dtype = info->fixed_dtype ? info->dtype : compute;
+    operand->columns = 1;
+    size_of(shape, t, c, info->letters[0], &operand->rows, &operand->padded_rows);
+    for (const char *letter = info->letters + 1; *letter; letter++) {
+        int64_t n, padded;
+        size_of(shape, t, c, *letter, &n, &padded);
+        operand->columns *= n;
+    }
+    *reference =
+        (struct ref_operand){.rows = operand->rows, .padded_rows = operand->padded_rows, .columns = operand->columns};
+    int64_t count = operand->padded_rows * operand->columns;
+    reference->d = xcalloc((size_t)count + 1, sizeof *reference->d);
+    *bytes = (size_t)count * dtype_size(operand->dtype);
+    if (memory_new(&operand->data, *bytes + 64, "operand") != OK)
+        fail_msg("%s", status_message());
+}
+
+static void make_sides(const struct shape *shape, const struct tokens *t, const struct op_case *c, enum dtype compute,
+                       const struct attr *attr, struct sides *sides) {
+    const struct op_info *info = op_info(c->op);
+    struct random_stream random = random_open(11, RANDOM_TEST, (uint64_t)(c - cases));
+    *sides = (struct sides){.call = {.op = c->op,
+                                     .attr = attr,
+                                     .seed = 77,
+                                     .heads = shape->heads,
+                                     .longest_position = 130,
+                                     .hidden = shape->heads * shape->head_size,
+                                     .ragged = &t->ragged}};
+    sides->ref = (struct ref_call){.op = c->op,
+                                   .attr = *attr,
+                                   .seed = 77,
+                                   .heads = shape->heads,
+                                   .longest_position = 130,
+                                   .hidden = sides->call.hidden,
+                                   .ragged = &t->ragged};
+    for (int i = 0; i < info->inputs; i++) {
+        shape_operand(shape, t, c, &info->in[i], compute, &sides->call.in[i], &sides->ref.in[i], &sides->in_bytes[i]);
+        sides->in_data[i] = xmalloc(sides->in_bytes[i] + 64);
+        const char *name = info->in[i].name;
+        int64_t rows, padded;
+        size_of(shape, t, c, strcmp(name, "labels") == 0 ? '?' : c->op == OP_scatter_rows ? 'r' : 'n', &rows, &padded);
+        if (sides->call.in[i].dtype == I32)
+            fill_index(sides, i, name, &random, strcmp(name, "labels") == 0 ? shape->classes : rows);
+        else
+            fill_values(sides, i, name, &random);
+    }
+    fill_dependent(sides);
+    for (int i = 0; i < info->outputs; i++) {
+        shape_operand(shape, t, c, &info->out[i], compute, &sides->call.out[i], &sides->ref.out[i],
+                      &sides->out_bytes[i]);
+        int64_t count = sides->ref.out[i].padded_rows * sides->ref.out[i].columns;
+        sides->ref.out[i].i = xcalloc((size_t)count + 1, sizeof(int32_t));
+        sides->out_start[i] = xmalloc(sides->out_bytes[i] + 64);
+        memset(sides->out_start[i], 0xFF, sides->out_bytes[i]); /* NaN in every float type */
+        for (int64_t at = 0; at < count && info->out[i].accumulated; at++) {
+            put(sides->out_start[i], sides->call.out[i].dtype, at, random_normal(&random));
+            sides->ref.out[i].d[at] = get(sides->out_start[i], sides->call.out[i].dtype, at);
+        }
+    }
+}
+
+static void free_sides(struct sides *sides) {
+    for (int i = 0; i < MAX_OPERANDS; i++) {
+        free(sides->in_data[i]), free(sides->out_start[i]);
+        memory_free(sides->call.in[i].data), memory_free(sides->call.out[i].data);
+        free(sides->ref.in[i].d), free(sides->ref.in[i].i), free(sides->ref.out[i].d), free(sides->ref.out[i].i);
+    }
+}
+
+/* Fresh copies of inputs and outputs, then one run of the operator. */
+static void run(struct backend *backend, struct sides *sides, bool in_place) {
+    const struct op_info *info = op_info(sides->call.op);
+    struct op_call call = sides->call;
+    for (int i = 0; i < info->inputs; i++)
+        memcpy(call.in[i].data, sides->in_data[i], sides->in_bytes[i]);
+    for (int i = 0; i < info->outputs; i++)
+        memcpy(call.out[i].data, sides->out_start[i], sides->out_bytes[i]);
+    if (in_place)
+        call.in[info->in_place].data = memcpy(call.out[0].data, sides->in_data[info->in_place], sides->out_bytes[0]);
+    if (backend->run(backend, &call) != OK)
+        fail_msg("%s: %s", info->name, status_message());
+}
+
+/* --- comparison --- */
+
+static void compare(const struct sides *sides, const struct op_case *c, const char *where) {
+    const struct op_info *info = op_info(c->op);
+    for (int o = 0; o < info->outputs; o++) {
+        const struct operand *got = &sides->call.out[o];
+        const struct ref_operand *want = &sides->ref.out[o];
+        int64_t count = want->rows * want->columns, all = want->padded_rows * want->columns;
+        double squares = 0;
+        for (int64_t at = 0; at < count; at++)
+            squares += want->d[at] * want->d[at];
+        double typical = count ? sqrt(squares / (double)count) : 0, unit = got->dtype == BF16 ? 0x1p-8 : 0;
+        for (int64_t at = 0; at < all; at++) {
+            double value = get(got->data, got->dtype, at), expected = at >= count         ? 0
+                                                                      : got->dtype == I32 ? want->i[at]
+                                                                                          : want->d[at];
+            double size = fmax(fabs(expected), typical);
+            double bound = at >= count || got->dtype == I32 || got->dtype == U8
+                               ? 0
+                               : c->growth * 0x1p-24 * size + unit * 1.01 * fabs(expected);
+            if (!(fabs(value - expected) <= bound))
+                fail_msg("%s, %s, output %s, element %lld (row %lld of %lld): %.9g, expected %.9g within %.2g",
+                         info->name, where, info->out[o].name, (long long)at, (long long)(at / want->columns),
+                         (long long)want->rows, value, expected, bound);
+        }
+    }
+}
+
+static struct attr attr_of(const struct shape *shape, enum activation act) {
+    return (struct attr){
+        .probability = 0.1f, .site = 5, .act = act, .epsilon = 1e-12, .scale = 0.35355339f, .classes = shape->classes};
+}
+
+static void check_case(struct backend *backend, const struct shape *shape, const struct op_case *c, enum dtype compute,
+                       enum activation act, bool accumulate, bool evaluate) {
+    static struct tokens t;
+    struct attr attr = attr_of(shape, act);
+    struct sides sides;
+    char where[100];
+    snprintf(where, sizeof where, "%s, %s, activation %d%s%s", shape->name, dtype_name(compute), act,
+             accumulate ? ", accumulating" : "", evaluate ? ", evaluating" : "");
+    lay_out(shape, &t);
+    make_sides(shape, &t, c, compute, &attr, &sides);
+    sides.call.accumulate = sides.ref.accumulate = accumulate;
+    sides.call.evaluate = sides.ref.evaluate = evaluate;
+    assert_true(reference_run(&sides.ref));
+    run(backend, &sides, false);
+    compare(&sides, c, where);
+    if (op_info(c->op)->in_place >= 0) {
+        run(backend, &sides, true);
+        strcat(where, ", in place");
+        compare(&sides, c, where);
+    }
+    free_sides(&sides);
+}
+
+/* --- tests --- */
+
+static struct backend *backend;
+
+static int setup(void **state) {
+    (void)state;
+    return cpu_backend_new(&backend, 0) == OK ? 0 : -1;
+}
+
+static int teardown(void **state) {
+    (void)state;
+    backend->free(backend);
+    return 0;
+}
+
+static bool in_table(enum op op) {
+    for (int c = 0; c < CASES; c++)
+        if (cases[c].op == op)
+            return true;
+    return false;
+}
+
+static void test_no_operator_is_left_out(void **state) {
+    (void)state;
+    for (int op = 0; op < OP_COUNT; op++) {
+        bool of_optimizer = op_info(op)->class == UPDATE || op == OP_grad_norm; /* tests/optim */
+        if (!of_optimizer && !in_table(op))
+            fail_msg("operator %s has no case in this table", op_info(op)->name);
+        assert_true(backend->supports(backend, op, F32) && backend->supports(backend, op, BF16));
+    }
+}
+
+static bool has_act(enum op op) { return op == OP_act || op == OP_act_dx; }
+
+static void all_cases(enum dtype compute) {
+    for (int c = 0; c < CASES; c++)
+        for (int s = 0; s < SHAPES; s++)
+            for (int act = ACT_GELU; act <= (has_act(cases[c].op) ? ACT_TANH : ACT_GELU); act++)
+                for (int evaluate = 0; evaluate <= (strstr(op_info(cases[c].op)->name, "dropout") != NULL); evaluate++)
+                    for (int accumulate = 0; accumulate <= op_info(cases[c].op)->out[0].accumulated; accumulate++)
+                        check_case(backend, &shapes[s], &cases[c], compute, act, accumulate, evaluate);
+}
+
+static void test_f32(void **state) {
+    (void)state;
+    all_cases(F32);
+}
+
+static void test_bf16(void **state) {
+    (void)state;
+    all_cases(BF16);
+}
+
+static void test_bits_do_not_depend_on_threads(void **state) {
+    (void)state;
+    static struct tokens t;
+    const struct shape *shape = &shapes[2];
+    struct attr attr = attr_of(shape, ACT_GELU);
+    lay_out(shape, &t);
+    for (int c = 0; c < CASES; c++) {
+        if (is_contraction(cases[c].op)) /* the library may split sums by threads */
+            continue;
+        struct sides sides;
+        make_sides(shape, &t, &cases[c], F32, &attr, &sides);
+        void *first = xmalloc(sides.out_bytes[0] + 1);
+        for (int threads = 1; threads <= 2; threads++) {
+            parallel_set_threads(threads);
+            run(backend, &sides, false);
+            if (threads == 1)
+                memcpy(first, sides.call.out[0].data, sides.out_bytes[0]);
+            else if (memcmp(first, sides.call.out[0].data, sides.out_bytes[0]) != 0)
+                fail_msg("%s: other bits with two threads", op_info(cases[c].op)->name);
+        }
+        free(first);
+        free_sides(&sides);
+    }
+    parallel_set_threads(0);
+}
+
+/* A backward operator and the forward one whose output's gradient it takes: it must give the slope of w·y along any
+ * direction of one of its inputs. Both sides in double: the kernels are held against these references above. */
+struct pair {
+    enum op forward;
+    int input; /* the operand that is moved */
+    enum op backward;
+    int output;    /* of the backward operator: the gradient of that operand */
+    int inputs[6]; /* where the backward operator's inputs come from: Y the output gradient; n input, 10 + n output n */
+};
+enum { Y = 100, SCALE = 101, NONE = -1 };
+
+static const struct pair pairs[] = {
+    {OP_linear, 0, OP_linear_dx, 0, {Y, 1, NONE}},
+    {OP_linear, 1, OP_linear_dw, 0, {Y, 0, NONE}},
+    {OP_bias, 1, OP_bias_dw, 0, {Y, NONE}},
+    {OP_act, 0, OP_act_dx, 0, {0, Y, NONE}},
+    {OP_layernorm, 0, OP_layernorm_dx, 0, {Y, 0, 11, 12, 1, NONE}},
+    {OP_layernorm, 1, OP_layernorm_dw, 0, {Y, 0, 11, 12, NONE}},
+    {OP_layernorm, 2, OP_layernorm_dw, 1, {Y, 0, 11, 12, NONE}},
+    {OP_dropout, 0, OP_dropout_dx, 0, {Y, 11, NONE}},
+    {OP_attn_scores, 0, OP_attn_scores_dq, 0, {Y, 1, NONE}},
+    {OP_attn_scores, 1, OP_attn_scores_dk, 0, {Y, 0, NONE}},
+    {OP_attn_context, 0, OP_attn_context_dp, 0, {Y, 1, NONE}},
+    {OP_attn_context, 1, OP_attn_context_dv, 0, {0, Y, NONE}},
+    {OP_attn_dropout, 0, OP_attn_dropout_dx, 0, {Y, 11, NONE}},
+    {OP_softmax, 0, OP_softmax_dx, 0, {Y, 10, NONE}},
+};
+
+static const struct op_case *case_of(enum op op) {
+    for (int c = 0; c < CASES; c++)
+        if (cases[c].op == op)
+            return &cases[c];
+    return NULL;
+}
+
+static double weighted_sum(const struct ref_operand *y, const double *weights) {
+    double sum = 0;
+    for (int64_t at = 0; at < y->rows * y->columns; at++)
+        sum += y->d[at] * weights[at];
+    return sum;
+}
+
+static void check_pair(const struct pair *pair, enum activation act) {
+    static struct tokens t;
+    const struct shape *shape = &shapes[1];
+    struct attr attr = attr_of(shape, act);
+    struct sides forward, backward;
+    struct random_stream random = random_open(12, RANDOM_TEST, 0);
+    lay_out(shape, &t);
+    make_sides(shape, &t, case_of(pair->forward), F32, &attr, &forward);
+    make_sides(shape, &t, case_of(pair->backward), F32, &attr, &backward);
+    struct ref_operand *x = &forward.ref.in[pair->input], *y = &forward.ref.out[0];
+    assert_true(reference_run(&forward.ref));
+    double *weights = xcalloc((size_t)(y->padded_rows * y->columns), sizeof *weights);
+    for (int64_t at = 0; at < y->rows * y->columns; at++)
+        weights[at] = random_normal(&random);
+    struct ref_call call = backward.ref;
+    for (int i = 0; pair->inputs[i] != NONE; i++)
+        call.in[i].d = pair->inputs[i] == Y    ? weights
+                       : pair->inputs[i] >= 10 ? forward.ref.out[pair->inputs[i] - 10].d
+                                               : forward.ref.in[pair->inputs[i]].d;
+    assert_true(reference_run(&call));
+    const struct ref_operand *gradient = &call.out[pair->output];
+    double dot = 0, h = 1e-5, sides_of[2];
+    double *direction = xcalloc((size_t)(x->padded_rows * x->columns), sizeof *direction);
+    for (int64_t at = 0; at < x->rows * x->columns; at++) {
+        direction[at] = random_normal(&random);
+        dot += direction[at] * gradient->d[at];
+    }
+    for (int side = 0; side < 2; side++) {
+        for (int64_t at = 0; at < x->rows * x->columns; at++)
+            x->d[at] += (side ? -2 : 1) * h * direction[at];
+        reference_run(&forward.ref);
+        sides_of[side] = weighted_sum(y, weights);
+    }
+    double numeric = (sides_of[0] - sides_of[1]) / (2 * h);
+    if (!(fabs(numeric - dot) <= 1e-6 * (1 + fabs(dot))))
+        fail_msg("%s: slope %.9g, but %s gives %.9g", op_info(pair->forward)->name, numeric,
+                 op_info(pair->backward)->name, dot);
+    free(weights), free(direction);
+    free_sides(&forward), free_sides(&backward);
+}
+
+static void test_gradients(void **state) {
+    (void)state;
+    for (size_t p = 0; p < sizeof pairs / sizeof *pairs; p++)
+        for (int act = ACT_GELU; act <= (has_act(pairs[p].forward) ? ACT_TANH : ACT_GELU); act++)
+            check_pair(&pairs[p], act);
+}
+
+/* The gradient of the mean loss, row by row: d loss[r] / d logits = xent_dx with scale 1. */
+static void test_gradient_of_cross_entropy(void **state) {
+    (void)state;
+    static struct tokens t;
+    const struct shape *shape = &shapes[2];
+    struct attr attr = attr_of(shape, ACT_GELU);
+    struct sides forward, backward;
+    lay_out(shape, &t);
+    make_sides(shape, &t, case_of(OP_xent), F32, &attr, &forward);
+    make_sides(shape, &t, case_of(OP_xent_dx), F32, &attr, &backward);
+    struct ref_operand *logits = &forward.ref.in[0];
+    assert_true(reference_run(&forward.ref));
+    struct ref_call call = backward.ref;
+    double one = 1, h = 1e-5;
+    call.in[0].d = logits->d, call.in[1].d = forward.ref.out[0].d, call.in[2].i = forward.ref.in[1].i,
+    call.in[3].d = &one;
+    assert_true(reference_run(&call));
+    for (int64_t row = 0; row < logits->rows; row++)
+        for (int64_t c = row % 3; c < logits->columns; c += 17) {
+            double *at = &logits->d[row * logits->columns + c], loss[2];
+            for (int side = 0; side < 2; side++) {
+                *at += (side ? -2 : 1) * h;
+                reference_run(&forward.ref);
+                loss[side] = forward.ref.out[1].d[row];
+            }
+            *at += h;
+            assert_true(fabs((loss[0] - loss[1]) / (2 * h) - call.out[0].d[row * logits->columns + c]) < 1e-8);
+        }
+    free_sides(&forward), free_sides(&backward);
+}
+
+/* Share of kept elements, and their scale: p = 0.1 becomes 26/256. */
+static void test_dropout_rate(void **state) {
+    (void)state;
+    static struct tokens t;
+    struct shape shape = {"rate", 4, {100, 100, 100, 100}, 4, 64, 256, 8, 64, 8, 1};
+    struct attr attr = attr_of(&shape, ACT_GELU);
+    struct sides sides;
+    lay_out(&shape, &t);
+    make_sides(&shape, &t, case_of(OP_dropout), F32, &attr, &sides);
+    run(backend, &sides, false);
+    int64_t kept = 0, count = 400 * 256;
+    const float *x = sides.call.in[0].data, *y = sides.call.out[0].data;
+    for (int64_t at = 0; at < count; at++) {
+        kept += ((const uint8_t *)sides.call.out[1].data)[at];
+        assert_true(y[at] == 0 || fabsf(y[at] / x[at] - 256.0f / 230) < 1e-6f);
+    }
+    double rate = (double)kept / (double)count, deviation = sqrt(230.0 / 256 * 26 / 256 / (double)count);
+    assert_true(fabs(rate - 230.0 / 256) < 4 * deviation);
+    free_sides(&sides);
+}
+
+/* --- perf --- */
+
+static int perf(int argc, char **argv) {
+    struct shape shape = {"perf", 8, {0}, argc > 4 ? atoi(argv[4]) : 12, 0, 0, 0, argc > 5 ? atoi(argv[5]) : 30528,
+                          0,      0};
+    int64_t tokens = argc > 2 ? atoi(argv[2]) : 1024, hidden = argc > 3 ? atoi(argv[3]) : 768;
+    shape.head_size = hidden / shape.heads;
+    shape.other = 4 * hidden;
+    shape.classes = shape.vocabulary;
+    shape.masked = tokens * 15 / 100;
+    for (int s = 0; s < 8; s++)
+        shape.lengths[s] = (int)(tokens / 8);
+    static struct tokens t;
+    if (tokens > MOST_TOKENS || cpu_backend_new(&backend, 0) != OK)
+        return 1;
+    lay_out(&shape, &t);
+    struct attr attr = attr_of(&shape, ACT_GELU);
+    printf("%lld tokens, hidden %lld, %lld heads, vocabulary %lld, %d threads\n%-20s %5s %10s %8s %10s\n",
+           (long long)tokens, (long long)hidden, (long long)shape.heads, (long long)shape.vocabulary,
+           parallel_threads(), "operator", "dtype", "us", "GB/s", "GFLOP/s");
+    for (int c = 0; c < CASES; c++)
+        for (enum dtype compute = F32; compute <= BF16; compute++) {
+            struct sides sides;
+            make_sides(&shape, &t, &cases[c], compute, &attr, &sides);
+            const struct op_info *info = op_info(cases[c].op);
+            double best = INFINITY, bytes = 0, flop = info->flop;
+            for (int i = 0; i < 7; i++) {
+                double began = clock_seconds();
+                backend->run(backend, &sides.call);
+                best = fmin(best, clock_seconds() - began);
+            }
+            for (int i = 0; i < info->inputs; i++)
+                bytes += (double)(info->in[i].rows_only ? 0 : sides.in_bytes[i]);
+            for (int i = 0; i < info->outputs; i++)
+                bytes += (double)sides.out_bytes[i] * (cases[c].op == OP_gather ? 2 : 1);
+            for (const char *letter = info->space; *letter; letter++) {
+                int64_t n, padded;
+                size_of(&shape, &t, &cases[c], *letter, &n, &padded);
+                flop *= (double)n;
+            }
+            printf("%-20s %5s %10.1f %8.2f %10.2f\n", info->name, dtype_name(compute), best * 1e6, bytes / best / 1e9,
+                   flop / best / 1e9);
+            free_sides(&sides);
+        }
+    backend->free(backend);
+    return 0;
+}
+
+static int support(void) {
+    if (cpu_backend_new(&backend, 0) != OK)
+        return 1;
+    printf("%-20s %4s %5s  %s\n", "operator", "f32", "bf16", backend->name);
+    for (int op = 0; op < OP_COUNT; op++)
+        printf("%-20s %4s %5s\n", op_info(op)->name, backend->supports(backend, op, F32) ? "yes" : "no",
+               backend->supports(backend, op, BF16) ? "yes" : "no");
+    backend->free(backend);
+    return 0;
+}
+
+int main(int argc, char **argv) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_no_operator_is_left_out),
+        cmocka_unit_test(test_f32),
+        cmocka_unit_test(test_bf16),
+        cmocka_unit_test(test_bits_do_not_depend_on_threads),
+        cmocka_unit_test(test_gradients),
+        cmocka_unit_test(test_gradient_of_cross_entropy),
+        cmocka_unit_test(test_dropout_rate),
+    };
+    if (argc > 1 && strcmp(argv[1], "perf") == 0)
+        return perf(argc, argv);
+    if (argc > 1 && strcmp(argv[1], "support") == 0)
+        return support();
+    return cmocka_run_group_tests(tests, setup, teardown);
+}
