@@ -60,6 +60,7 @@ LINK_model = model kernels/cpu graph base
 LINK_optim = optim kernels/cpu graph base
 LINK_train = $(filter-out cmd,$(FOLDERS))
 LINK_cmd = $(FOLDERS)
+LINK_reference = $(LINK_train)
 TESTS = $(patsubst tests/%.c,$(BUILD)/tests/%,$(wildcard tests/*/test_*.c tests/*/*/test_*.c))
 
 # --- what the build depends on beside its sources ---

@@ -92,7 +92,8 @@ static void print_help(const char *usage, const struct option *options, int coun
     for (int i = 0; i < count; i++) {
         const struct option *option = &options[i];
         struct text left = {0};
-        text_printf(&left, "  %s%s%s", option->name, option->argument ? " " : "", option->argument ? option->argument : "");
+        text_printf(&left, "  %s%s%s", option->name, option->argument ? " " : "",
+                    option->argument ? option->argument : "");
         printf("%-32s %s", left.data, option->help);
         text_free(&left);
         const char *string = option->type == OPTION_STRING ? *(const char **)option->value : NULL;
@@ -137,7 +138,8 @@ status options_parse(int argc, char **argv, const char *usage, const struct opti
         } else if (is_option(name)) {
             code = unknown_option(command, options, option_count, name);
         } else {
-            code = bad_input("%s: \"%s\" stands where an option was expected; see 'berth %s --help'", command, name, command);
+            code = bad_input("%s: \"%s\" stands where an option was expected; see 'berth %s --help'", command, name,
+                             command);
         }
     }
     for (int i = 0; i < option_count && code == OK; i++)

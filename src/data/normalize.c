@@ -17,7 +17,7 @@ enum char_class {
     CHAR_ALONE, /* a word of its own */
     CHAR_MANY,  /* several entries */
 };
-enum { CODE_POINTS = 0x110000, LONGEST_DECOMPOSITION = 32 };
+enum { CODE_POINTS = 0x110000, UNASSIGNED_PLANES = 0x40000, ASSIGNED_AGAIN = 0xE0000, LONGEST_DECOMPOSITION = 32 };
 
 struct normalizer {
     uint8_t ascii[256]; /* the byte to write if this byte is an ASCII part of a word, else 0 */
@@ -28,15 +28,15 @@ struct normalizer {
 };
 
 static uint32_t entry_make(enum char_class class, uint32_t combining, uint32_t value) {
-    return (uint32_t)class | combining << 3 | value << 11;
+    return (uint32_t) class | combining << 3 | value << 11;
 }
 static enum char_class entry_class(uint32_t entry) { return (enum char_class)(entry & 7); }
 static uint32_t entry_combining(uint32_t entry) { return entry >> 3 & 0xFF; }
 static uint32_t entry_value(uint32_t entry) { return entry >> 11; }
 
-/* The reference classifies characters by Unicode 8 and decomposes them by Unicode 9: marks, punctuation, format characters
- * and decompositions that came later are ordinary characters to it. These ranges hold all of them up to Unicode 18, and
- * no older ones. `ordered`: Unicode 9 knew the combining class. */
+/* The reference classifies characters by Unicode 8 and decomposes them by Unicode 9: marks, punctuation, format
+ * characters and decompositions that came later are ordinary characters to it. These ranges hold all of them up to
+ * Unicode 18, and no older ones. `ordered`: Unicode 9 knew the combining class. */
 static const struct late_range {
     uint32_t first, last;
     bool ordered;
@@ -70,9 +70,9 @@ static const struct late_range *late(uint32_t c) {
 /* Lower case, on the other hand, is the newest Unicode's: what older utf8proc releases do not know. */
 static const struct {
     uint32_t first, last, lower;
-} late_lower[] = {{0x1C89, 0x1C89, 0x1C8A},    {0xA7CB, 0xA7CB, 0x264},     {0xA7CC, 0xA7CC, 0xA7CD},
-                  {0xA7CE, 0xA7CE, 0xA7CF},    {0xA7D2, 0xA7D2, 0xA7D3},    {0xA7D4, 0xA7D4, 0xA7D5},
-                  {0xA7DA, 0xA7DA, 0xA7DB},    {0xA7DC, 0xA7DC, 0x19B},     {0x10D50, 0x10D65, 0x10D70},
+} late_lower[] = {{0x1C89, 0x1C89, 0x1C8A},   {0xA7CB, 0xA7CB, 0x264},  {0xA7CC, 0xA7CC, 0xA7CD},
+                  {0xA7CE, 0xA7CE, 0xA7CF},   {0xA7D2, 0xA7D2, 0xA7D3}, {0xA7D4, 0xA7D4, 0xA7D5},
+                  {0xA7DA, 0xA7DA, 0xA7DB},   {0xA7DC, 0xA7DC, 0x19B},  {0x10D50, 0x10D65, 0x10D70},
                   {0x16EA0, 0x16EB8, 0x16EBB}};
 
 static uint32_t lower_case(uint32_t c) {
@@ -131,7 +131,8 @@ static uint32_t char_entries(const struct normalize_options *options, uint32_t c
     int64_t count = 1;
     if (options->strip_accents && !late(c)) {
         int boundary = 0;
-        count = utf8proc_decompose_char((utf8proc_int32_t)c, parts, LONGEST_DECOMPOSITION, UTF8PROC_DECOMPOSE, &boundary);
+        count =
+            utf8proc_decompose_char((utf8proc_int32_t)c, parts, LONGEST_DECOMPOSITION, UTF8PROC_DECOMPOSE, &boundary);
     }
     uint32_t made = 0;
     for (int64_t i = 0; i < count; i++) {
@@ -176,6 +177,8 @@ struct normalizer *normalizer_new(const struct normalize_options *options) {
     normalizer->options = *options;
     normalizer->entries = xcalloc(CODE_POINTS, sizeof *normalizer->entries);
     for (uint32_t c = 0; c < CODE_POINTS; c++) {
+        if (c == UNASSIGNED_PLANES)
+            c = ASSIGNED_AGAIN;
         uint32_t entry = char_entry(normalizer, c);
         if (entry)
             normalizer->entries[c] = entry;
@@ -213,7 +216,8 @@ static void reserve(struct word_scan *scan, size_t more) {
 }
 
 /* Adds a character; one with a combining class goes before those of its run that have a higher one. */
-static void append(const struct normalizer *normalizer, struct word_scan *scan, uint32_t character, uint32_t combining) {
+static void append(const struct normalizer *normalizer, struct word_scan *scan, uint32_t character,
+                   uint32_t combining) {
     uint8_t bytes[UTF8_LONGEST];
     size_t length = utf8_encode(character, bytes), place = scan->length;
     while (combining && place > scan->run) {
@@ -236,7 +240,8 @@ static void append(const struct normalizer *normalizer, struct word_scan *scan, 
 
 /* The longest run of ASCII letters and digits from here: most of most text. */
 static void append_ascii(const struct normalizer *normalizer, struct word_scan *scan) {
-    size_t room = scan->capacity - scan->length, left = (size_t)(scan->end - scan->at), most = room < left ? room : left;
+    size_t room = scan->capacity - scan->length, left = (size_t)(scan->end - scan->at),
+           most = room < left ? room : left;
     uint8_t *to = scan->word + scan->length, byte;
     size_t i = 0;
     while (i < most && (byte = normalizer->ascii[scan->at[i]]))

@@ -3,8 +3,8 @@
  *   an ideograph stands alone (`space_cjk`); accents go: canonical decomposition (NFD), nonspacing marks dropped
  *   (`strip_accents`); lower case (`lower_case`); then words are what white space separates, and every punctuation
  *   character is a word of its own.
- * Character for character this is what HuggingFace's `tokenizers` (BertNormalizer, BertPreTokenizer) does. Invalid UTF-8
- * counts as U+FFFD. */
+ * Character for character this is what HuggingFace's `tokenizers` (BertNormalizer, BertPreTokenizer) does. Invalid
+ * UTF-8 counts as U+FFFD. */
 #ifndef BERTH_DATA_NORMALIZE_H
 #define BERTH_DATA_NORMALIZE_H
 
@@ -21,7 +21,8 @@ struct normalizer;
 struct normalizer *normalizer_new(const struct normalize_options *options);
 void normalizer_free(struct normalizer *normalizer);
 
-/* A walk over the words of a text. Zero-initialize it once and reuse it: it keeps its buffer; free with word_scan_free. */
+/* A walk over the words of a text. Zero-initialize it once and reuse it: it keeps its buffer; free with word_scan_free.
+ */
 struct word_scan {
     uint8_t *word;  /* [length] the current word, normalized UTF-8; not NUL-terminated; valid until the next call */
     size_t length;  /* bytes */

@@ -22,32 +22,35 @@ enum stop_kind {
 static const struct {
     const char *word; /* without its stop; matched without regard to case; sorted */
     enum stop_kind kind;
-} abbreviations[] = {
-    {"adm", STOP_NEVER},  {"al", STOP_MAYBE},     {"apr", STOP_NUMBERS}, {"art", STOP_NUMBERS}, {"assn", STOP_MAYBE},
-    {"aug", STOP_NUMBERS}, {"ave", STOP_MAYBE},   {"bros", STOP_MAYBE},  {"ca", STOP_NUMBERS},  {"capt", STOP_NEVER},
-    {"cf", STOP_NEVER},   {"ch", STOP_NUMBERS},   {"chap", STOP_NUMBERS}, {"cmdr", STOP_NEVER}, {"co", STOP_MAYBE},
-    {"col", STOP_NEVER},  {"corp", STOP_MAYBE},   {"cpl", STOP_NEVER},   {"dec", STOP_NUMBERS}, {"dept", STOP_MAYBE},
-    {"dr", STOP_NEVER},   {"ed", STOP_MAYBE},     {"eq", STOP_NUMBERS},  {"esq", STOP_MAYBE},   {"est", STOP_MAYBE},
-    {"etc", STOP_MAYBE},  {"feb", STOP_NUMBERS},  {"fig", STOP_NUMBERS}, {"figs", STOP_NUMBERS}, {"gen", STOP_NEVER},
-    {"gov", STOP_NEVER},  {"hon", STOP_NEVER},    {"inc", STOP_MAYBE},   {"jan", STOP_NUMBERS}, {"jr", STOP_MAYBE},
-    {"jul", STOP_NUMBERS}, {"jun", STOP_NUMBERS}, {"lt", STOP_NEVER},    {"ltd", STOP_MAYBE},   {"maj", STOP_NEVER},
-    {"mar", STOP_NUMBERS}, {"messrs", STOP_NEVER}, {"mr", STOP_NEVER},   {"mrs", STOP_NEVER},   {"ms", STOP_NEVER},
-    {"mt", STOP_NEVER},   {"no", STOP_NUMBERS},   {"nos", STOP_NUMBERS}, {"nov", STOP_NUMBERS}, {"oct", STOP_NUMBERS},
-    {"op", STOP_NUMBERS}, {"p", STOP_NUMBERS},    {"pp", STOP_NUMBERS},  {"pres", STOP_NEVER},  {"prof", STOP_NEVER},
-    {"pt", STOP_NUMBERS}, {"pvt", STOP_NEVER},    {"rep", STOP_NEVER},   {"rev", STOP_NEVER},   {"sec", STOP_NUMBERS},
-    {"sen", STOP_NEVER},  {"sep", STOP_NUMBERS},  {"sept", STOP_NUMBERS}, {"sgt", STOP_NEVER},  {"sr", STOP_MAYBE},
-    {"st", STOP_NEVER},   {"ste", STOP_NEVER},    {"supt", STOP_NEVER},  {"viz", STOP_NEVER},   {"vol", STOP_NUMBERS},
-    {"vols", STOP_NUMBERS}, {"vs", STOP_NEVER}};
+} abbreviations[] = {{"adm", STOP_NEVER},    {"al", STOP_MAYBE},     {"apr", STOP_NUMBERS},  {"art", STOP_NUMBERS},
+                     {"assn", STOP_MAYBE},   {"aug", STOP_NUMBERS},  {"ave", STOP_MAYBE},    {"bros", STOP_MAYBE},
+                     {"ca", STOP_NUMBERS},   {"capt", STOP_NEVER},   {"cf", STOP_NEVER},     {"ch", STOP_NUMBERS},
+                     {"chap", STOP_NUMBERS}, {"cmdr", STOP_NEVER},   {"co", STOP_MAYBE},     {"col", STOP_NEVER},
+                     {"corp", STOP_MAYBE},   {"cpl", STOP_NEVER},    {"dec", STOP_NUMBERS},  {"dept", STOP_MAYBE},
+                     {"dr", STOP_NEVER},     {"ed", STOP_MAYBE},     {"eq", STOP_NUMBERS},   {"esq", STOP_MAYBE},
+                     {"est", STOP_MAYBE},    {"etc", STOP_MAYBE},    {"feb", STOP_NUMBERS},  {"fig", STOP_NUMBERS},
+                     {"figs", STOP_NUMBERS}, {"gen", STOP_NEVER},    {"gov", STOP_NEVER},    {"hon", STOP_NEVER},
+                     {"inc", STOP_MAYBE},    {"jan", STOP_NUMBERS},  {"jr", STOP_MAYBE},     {"jul", STOP_NUMBERS},
+                     {"jun", STOP_NUMBERS},  {"lt", STOP_NEVER},     {"ltd", STOP_MAYBE},    {"maj", STOP_NEVER},
+                     {"mar", STOP_NUMBERS},  {"messrs", STOP_NEVER}, {"mr", STOP_NEVER},     {"mrs", STOP_NEVER},
+                     {"ms", STOP_NEVER},     {"mt", STOP_NEVER},     {"no", STOP_NUMBERS},   {"nos", STOP_NUMBERS},
+                     {"nov", STOP_NUMBERS},  {"oct", STOP_NUMBERS},  {"op", STOP_NUMBERS},   {"p", STOP_NUMBERS},
+                     {"pp", STOP_NUMBERS},   {"pres", STOP_NEVER},   {"prof", STOP_NEVER},   {"pt", STOP_NUMBERS},
+                     {"pvt", STOP_NEVER},    {"rep", STOP_NEVER},    {"rev", STOP_NEVER},    {"sec", STOP_NUMBERS},
+                     {"sen", STOP_NEVER},    {"sep", STOP_NUMBERS},  {"sept", STOP_NUMBERS}, {"sgt", STOP_NEVER},
+                     {"sr", STOP_MAYBE},     {"st", STOP_NEVER},     {"ste", STOP_NEVER},    {"supt", STOP_NEVER},
+                     {"viz", STOP_NEVER},    {"vol", STOP_NUMBERS},  {"vols", STOP_NUMBERS}, {"vs", STOP_NEVER}};
 
 /* Words that begin sentences far more often than names; sorted. */
 static const char *const starters[] = {
-    "a",     "after",  "all",   "although", "an",    "and",  "another", "as",   "at",    "because", "before", "both",
-    "but",   "by",     "each",  "even",     "every", "for",  "from",    "he",   "her",   "here",    "his",    "how",
-    "however", "i",    "if",    "in",       "it",    "its",  "many",    "more", "most",  "my",      "no",     "nor",
-    "not",   "now",    "of",    "on",       "once",  "one",  "or",      "our",  "several", "she",   "since",  "so",
-    "some",  "such",   "that",  "the",      "their", "then", "there",   "these", "they", "this",    "those",  "though",
-    "thus",  "to",     "under", "until",    "upon",  "we",   "what",    "when", "where", "whether", "which",  "while",
-    "who",   "why",    "with",  "yet",      "you",   "your"};
+    "a",      "after", "all",   "although", "an",      "and",   "another", "as",   "at",    "because",
+    "before", "both",  "but",   "by",       "each",    "even",  "every",   "for",  "from",  "he",
+    "her",    "here",  "his",   "how",      "however", "i",     "if",      "in",   "it",    "its",
+    "many",   "more",  "most",  "my",       "no",      "nor",   "not",     "now",  "of",    "on",
+    "once",   "one",   "or",    "our",      "several", "she",   "since",   "so",   "some",  "such",
+    "that",   "the",   "their", "then",     "there",   "these", "they",    "this", "those", "though",
+    "thus",   "to",    "under", "until",    "upon",    "we",    "what",    "when", "where", "whether",
+    "which",  "while", "who",   "why",      "with",    "yet",   "you",     "your"};
 
 struct splitter {
     const uint8_t *text, *end;
@@ -124,7 +127,8 @@ static bool is_starter(const struct splitter *s, const uint8_t *at) {
 static enum stop_kind stop_after_word(const uint8_t *begin, const uint8_t *stop) {
     const uint8_t *word = stop;
     bool dotted = false; /* U.S, e.g, J.R.R */
-    while (word > begin && (is_ascii_letter(word[-1]) || (word[-1] == '.' && word - begin > 1 && is_ascii_letter(word[-2])))) {
+    while (word > begin &&
+           (is_ascii_letter(word[-1]) || (word[-1] == '.' && word - begin > 1 && is_ascii_letter(word[-2])))) {
         dotted |= word[-1] == '.';
         word--;
     }
@@ -135,8 +139,8 @@ static enum stop_kind stop_after_word(const uint8_t *begin, const uint8_t *stop)
     if (word > begin && (is_digit(word[-1]) || word[-1] == '\''))
         return STOP_ENDS;
     if (dotted) {
-        bool latin = length == 3 && (strncasecmp((const char *)word, "e.g", 3) == 0 ||
-                                     strncasecmp((const char *)word, "i.e", 3) == 0);
+        bool latin = length == 3 &&
+                     (strncasecmp((const char *)word, "e.g", 3) == 0 || strncasecmp((const char *)word, "i.e", 3) == 0);
         bool letters = true; /* single letters only; else two sentences run together, or an address */
         for (size_t i = 1; i < length; i += 2)
             letters &= word[i] == '.';
@@ -167,7 +171,7 @@ static bool sentence_ends(const struct splitter *s, const uint8_t *begin, const 
     size_t length;
     const uint8_t *word = skip_openers(s, next);
     uint32_t first = char_at(s, word, &length);
-    if (is_lower(first))
+    if (is_lower(first) || is_stop(first)) /* an ellipsis may be spaced: ". . ." */
         return false;
     if (*stop != '.' || stops_end - stop > 1)
         return true;
@@ -179,7 +183,7 @@ static bool sentence_ends(const struct splitter *s, const uint8_t *begin, const 
         case STOP_NUMBERS:
             return !is_digit(first);
         case STOP_MAYBE:
-            return is_starter(s, word);
+            return is_starter(s, word) || *stops_end == '"' || *stops_end >= 0x80; /* a quote closes after it */
         case STOP_ENDS:
             break;
     }

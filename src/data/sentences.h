@@ -16,8 +16,8 @@ struct span_list {
 };
 
 /* Replaces `out` by the sentences of one document, white space around them left out. A line end inside a sentence is a
- * space where text is wrapped (a line of 40 bytes or more without a stop at its end, or a next line that begins in lower
- * case), and ends the sentence elsewhere (titles, verses, lists). */
+ * space where text is wrapped (a line of 40 bytes or more without a stop at its end, or a next line that begins in
+ * lower case), and ends the sentence elsewhere (titles, verses, lists). */
 void sentences_split(const char *text, size_t length, struct span_list *out);
 
 /* The same for text that has one sentence a line. */

@@ -9,8 +9,9 @@
 enum { UTF8_LONGEST = 4 };
 #define UTF8_REPLACEMENT 0xFFFDu
 
-/* Decodes the character at `at` (at < end) and returns its length in bytes. A broken sequence gives U+FFFD and the length
- * of its longest prefix that could have begun a character (Unicode's "maximal subpart", as Python replaces it). */
+/* Decodes the character at `at` (at < end) and returns its length in bytes. A broken sequence gives U+FFFD and the
+ * length of its longest prefix that could have begun a character (Unicode's "maximal subpart", as Python replaces it).
+ */
 static inline size_t utf8_decode(const uint8_t *at, const uint8_t *end, uint32_t *character) {
     uint32_t first = *at;
     *character = first;

@@ -22,7 +22,9 @@ struct vocab {
 
 int64_t vocab_size(const struct vocab *vocab) { return vocab->count; }
 const char *vocab_token(const struct vocab *vocab, int64_t id) { return vocab->tokens[id]; }
-struct special_ids vocab_special(const struct vocab *vocab) { return vocab->special; }
+struct special_ids vocab_special(const struct vocab *vocab) {
+    return vocab->special;
+}
 
 void vocab_free(struct vocab *vocab) {
     if (!vocab)
@@ -36,7 +38,8 @@ void vocab_free(struct vocab *vocab) {
 /* The slot that holds `token`, or the empty one where it belongs. */
 static uint64_t find_slot(const struct vocab *vocab, const char *token) {
     uint64_t slot = hash_bytes(token, strlen(token));
-    while (slot &= vocab->slot_count - 1, vocab->slots[slot] && strcmp(vocab->tokens[vocab->slots[slot] - 1], token) != 0)
+    while (slot &= vocab->slot_count - 1,
+           vocab->slots[slot] && strcmp(vocab->tokens[vocab->slots[slot] - 1], token) != 0)
         slot++;
     return slot;
 }
@@ -89,7 +92,8 @@ static status index_tokens(struct vocab *vocab, const char *path) {
 
 static status find_special(const struct vocab *vocab, const char *path, const char *token, int32_t *id) {
     *id = (int32_t)vocab_id(vocab, token);
-    return *id >= 0 ? OK : bad_input("%s: lacks the special token %s, which must stand on a line of its own", path, token);
+    return *id >= 0 ? OK
+                    : bad_input("%s: lacks the special token %s, which must stand on a line of its own", path, token);
 }
 
 static status vocab_load(struct vocab *vocab, const char *path) {
@@ -105,7 +109,10 @@ static status vocab_load(struct vocab *vocab, const char *path) {
     TRY(find_special(vocab, path, "[CLS]", &vocab->special.cls));
     TRY(find_special(vocab, path, "[SEP]", &vocab->special.sep));
     TRY(find_special(vocab, path, "[MASK]", &vocab->special.mask));
-    return OK;
+    for (int64_t id = 0; id < vocab->count; id++)
+        if (vocab_ordinary(vocab, id))
+            return OK;
+    return bad_input("%s: holds special tokens only, expected words and pieces of words too", path);
 }
 
 status vocab_read(const char *path, struct vocab **out) {

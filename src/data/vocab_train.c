@@ -16,12 +16,12 @@ static const char *const specials[] = {"[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MAS
 static const char continuation[] = "##";
 enum { CONTINUATION_LENGTH = sizeof continuation - 1 };
 
-struct link { /* of a pair's list of words, or of the list of unused links */
+struct link {           /* of a pair's list of words, or of the list of unused links */
     int64_t word, next; /* next: index + 1, 0 at the end */
 };
 
 struct pair {
-    uint64_t key; /* left symbol << 32 | right symbol; 0: empty slot (no pair has [PAD] on both sides) */
+    uint64_t key;         /* left symbol << 32 | right symbol; 0: empty slot (no pair has [PAD] on both sides) */
     int64_t count, words; /* words: first link + 1 */
     int64_t changed_by;   /* the merge that last added to it */
 };
@@ -32,11 +32,11 @@ struct candidate { /* of the heap; `count` may be out of date, but is never too 
 };
 
 struct trainer {
-    struct word_counts entries; /* the vocabulary: string → id, in order of id (its counts are not used) */
+    struct word_counts entries;  /* the vocabulary: a string's index is its id; the counts are not used */
     int32_t *first_id, *next_id; /* [CODE_POINTS] the entry of a character at a word's beginning and inside; 0: none */
-    int32_t *symbols;           /* all words one after another */
+    int32_t *symbols;            /* all words one after another */
     int64_t *word_begin, *word_length, *word_times; /* [words] symbols of a word; how often it occurs */
-    struct pair *pairs;         /* [pair_slots] */
+    struct pair *pairs;                             /* [pair_slots] */
     uint64_t pair_slots, pair_count;
     struct link *links;
     int64_t link_count, link_capacity, unused; /* unused: first link + 1 */
@@ -46,19 +46,9 @@ struct trainer {
     int64_t changed_count, changed_capacity, merges;
 };
 
+/* The id of an entry, made if it is new. */
 static int32_t entry_id(struct trainer *trainer, const void *string, size_t length) {
-    int64_t before = trainer->entries.count;
-    word_counts_add(&trainer->entries, string, length, 1);
-    if (trainer->entries.count > before)
-        return (int32_t)before;
-    uint64_t hash = hash_bytes(string, length), slot = hash;
-    for (;; slot++) {
-        slot &= trainer->entries.slot_count - 1;
-        const struct word_count *entry = &trainer->entries.words[trainer->entries.slots[slot] - 1];
-        if (entry->hash == hash && entry->length == length &&
-            memcmp(trainer->entries.bytes.data + entry->begin, string, length) == 0)
-            return (int32_t)(trainer->entries.slots[slot] - 1);
-    }
+    return (int32_t)word_counts_add(&trainer->entries, string, length, 1);
 }
 
 /* Heap order: more frequent first, then the pair of earlier entries. */
@@ -323,9 +313,10 @@ status vocab_train(const struct word_counts *counts, const struct vocab_train_op
     choose_alphabet(&trainer, counts, options->limit_alphabet);
     status code = OK;
     if (trainer.entries.count > options->size) {
-        code = bad_input("a vocabulary of %lld entries does not hold the alphabet of this text: the special tokens and its "
-                         "characters are %lld; raise --size or lower --limit-alphabet",
-                         (long long)options->size, (long long)trainer.entries.count);
+        code = bad_input(
+            "a vocabulary of %lld entries does not hold the alphabet of this text: the special tokens and its "
+            "characters are %lld; raise --size or lower --limit-alphabet",
+            (long long)options->size, (long long)trainer.entries.count);
     } else {
         spell_words(&trainer, counts);
         merge_pairs(&trainer, options);

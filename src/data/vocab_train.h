@@ -1,5 +1,5 @@
-/* Learning a WordPiece vocabulary: byte-pair merges over the words of a text, as HuggingFace's WordPieceTrainer does it.
- * The text itself is not needed, only how often each distinct word occurs. */
+/* Learning a WordPiece vocabulary: byte-pair merges over the words of a text, as HuggingFace's WordPieceTrainer does
+ * it. The text itself is not needed, only how often each distinct word occurs. */
 #ifndef BERTH_DATA_VOCAB_TRAIN_H
 #define BERTH_DATA_VOCAB_TRAIN_H
 
@@ -23,14 +23,15 @@ struct word_counts {
     int64_t *slots; /* [slot_count] index + 1, 0 where empty */
     uint64_t slot_count;
 };
-void word_counts_add(struct word_counts *counts, const void *word, size_t length, int64_t times);
+int64_t word_counts_add(struct word_counts *counts, const void *word, size_t length, int64_t times); /* its index */
 void word_counts_merge(struct word_counts *into, const struct word_counts *from);
 void word_counts_free(struct word_counts *counts);
 
 struct vocab_train_options {
-    int64_t size;           /* entries, at most; merges end there, or when no pair is frequent enough */
-    int64_t min_frequency;  /* of a pair, to be merged */
-    int64_t limit_alphabet; /* the most frequent characters are kept; words are learned as if the others were not there */
+    int64_t size;          /* entries, at most; merges end there, or when no pair is frequent enough */
+    int64_t min_frequency; /* of a pair, to be merged */
+    int64_t
+        limit_alphabet; /* the most frequent characters are kept; words are learned as if the others were not there */
 };
 
 /* Writes the vocabulary, an entry a line, to `out`: the special tokens [PAD] [UNK] [CLS] [SEP] [MASK], the characters,

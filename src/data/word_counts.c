@@ -17,7 +17,7 @@ static void rehash(struct word_counts *counts) {
     }
 }
 
-static void add(struct word_counts *counts, uint64_t hash, const void *word, size_t length, int64_t times) {
+static int64_t add(struct word_counts *counts, uint64_t hash, const void *word, size_t length, int64_t times) {
     if (2 * (uint64_t)counts->count >= counts->slot_count)
         rehash(counts);
     uint64_t slot = hash;
@@ -26,7 +26,7 @@ static void add(struct word_counts *counts, uint64_t hash, const void *word, siz
         if (known->hash == hash && known->length == length &&
             memcmp(counts->bytes.data + known->begin, word, length) == 0) {
             known->count += times;
-            return;
+            return counts->slots[slot] - 1;
         }
         slot++;
     }
@@ -34,10 +34,11 @@ static void add(struct word_counts *counts, uint64_t hash, const void *word, siz
     counts->words[counts->count++] = (struct word_count){counts->bytes.length, (uint32_t)length, hash, times};
     counts->slots[slot] = counts->count;
     text_append(&counts->bytes, word, length);
+    return counts->count - 1;
 }
 
-void word_counts_add(struct word_counts *counts, const void *word, size_t length, int64_t times) {
-    add(counts, hash_bytes(word, length), word, length, times);
+int64_t word_counts_add(struct word_counts *counts, const void *word, size_t length, int64_t times) {
+    return add(counts, hash_bytes(word, length), word, length, times);
 }
 
 void word_counts_merge(struct word_counts *into, const struct word_counts *from) {

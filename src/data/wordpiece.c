@@ -1,5 +1,5 @@
-/* The split of words into pieces: a trie over the vocabulary's bytes, walked greedily, and in front of it a cache, since
- * text repeats its words. */
+/* The split of words into pieces: a trie over the vocabulary's bytes, walked greedily, and in front of it a cache,
+ * since text repeats its words. */
 #include "data/wordpiece.h"
 
 #include <stdlib.h>
@@ -99,7 +99,9 @@ void wordpiece_free(struct wordpiece *wordpiece) {
     free(wordpiece);
 }
 
-struct wordpiece_scratch *wordpiece_scratch_new(void) { return xcalloc(1, sizeof(struct wordpiece_scratch)); }
+struct wordpiece_scratch *wordpiece_scratch_new(void) {
+    return xcalloc(1, sizeof(struct wordpiece_scratch));
+}
 
 void wordpiece_scratch_free(struct wordpiece_scratch *scratch) {
     if (!scratch)
@@ -115,8 +117,8 @@ static void push(struct token_list *list, int32_t id) {
     list->ids[list->count++] = id;
 }
 
-/* Greedy, longest match first; a word that cannot be covered is one [UNK]. Entries are whole characters, so a match ends
- * where a character does. */
+/* Greedy, longest match first; a word that cannot be covered is one [UNK]. Entries are whole characters, so a match
+ * ends where a character does. */
 static void split_word(const struct wordpiece *wordpiece, const uint8_t *word, size_t length, struct token_list *out) {
     int64_t start = out->count;
     for (size_t at = 0; at < length;) {

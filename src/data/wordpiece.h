@@ -18,7 +18,7 @@ void vocab_free(struct vocab *vocab);
 int64_t vocab_size(const struct vocab *vocab);
 const char *vocab_token(const struct vocab *vocab, int64_t id);
 int64_t vocab_id(const struct vocab *vocab, const char *token); /* -1 if absent */
-bool vocab_cased(const struct vocab *vocab); /* an ordinary entry holds an upper-case letter */
+bool vocab_cased(const struct vocab *vocab);                    /* an ordinary entry holds an upper-case letter */
 
 struct special_ids {
     int32_t pad, unk, cls, sep, mask;
@@ -52,7 +52,8 @@ struct wordpiece_scratch *wordpiece_scratch_new(void);
 void wordpiece_scratch_free(struct wordpiece_scratch *scratch);
 int64_t wordpiece_broken(const struct wordpiece_scratch *scratch); /* invalid UTF-8 sequences met so far */
 
-/* Appends the tokens of `text` to `out`, without [CLS] and [SEP]. Any bytes are fine. A scratch belongs to one tokenizer. */
+/* Appends the tokens of `text` to `out`, without [CLS] and [SEP]. Any bytes are fine. A scratch belongs to one
+ * tokenizer. */
 void wordpiece_encode(const struct wordpiece *wordpiece, struct wordpiece_scratch *scratch, const char *text,
                       size_t length, struct token_list *out);
 

@@ -1,0 +1,48 @@
+/* What the commands that read text share: the options of the tokenizer, and a progress line. */
+#ifndef BERTH_CMD_TEXT_TOOLS_H
+#define BERTH_CMD_TEXT_TOOLS_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "cmd/cmd.h"
+#include "data/wordpiece.h"
+
+struct text_options {
+    bool cased, uncased, keep_accents, strip_accents, no_cjk_spacing;
+    int64_t threads;
+};
+
+/* Their rows of an option table. */
+#define TEXT_OPTIONS(t)                                                                                   \
+    {.name = "--strip-accents",                                                                           \
+     .type = OPTION_FLAG,                                                                                 \
+     .value = &(t).strip_accents,                                                                         \
+     .help = "drop accents in cased text too"},                                                           \
+        {.name = "--keep-accents",                                                                        \
+         .type = OPTION_FLAG,                                                                             \
+         .value = &(t).keep_accents,                                                                      \
+         .help = "keep accents in uncased text too"},                                                     \
+        {.name = "--no-cjk-spacing",                                                                      \
+         .type = OPTION_FLAG,                                                                             \
+         .value = &(t).no_cjk_spacing,                                                                    \
+         .help = "do not make a word of every ideograph"},                                                \
+    {                                                                                                     \
+        .name = "--threads", .type = OPTION_INT, .value = &(t).threads, .argument = "N", .maximum = 4096, \
+        .help = "threads; 0: as many as there are processors"                                             \
+    }
+
+/* Checks them, sets the number of threads, and fills `normalize`. `vocab` tells the casing where no option does;
+ * without a vocabulary (NULL) text is uncased unless told. */
+status text_options_apply(const char *command, const struct text_options *options, const struct vocab *vocab,
+                          struct normalize_options *normalize);
+
+/* A line like "reading text: 40 % of 10.8 MB, 31.2 MB/s, 1 s left", now and then. Zero-initialize. */
+struct progress {
+    double started, shown;
+};
+void progress_bytes(struct progress *progress, const char *what, int64_t done, int64_t all);
+
+void warn_broken(int64_t broken); /* that many invalid UTF-8 sequences were met; silent if none */
+
+#endif

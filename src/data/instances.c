@@ -1,0 +1,300 @@
+#include "data/instances.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/memory.h"
+#include "base/parallel.h"
+#include "base/philox.h"
+
+enum { BLOCK_DOCUMENTS = 8, SPECIALS_PAIR = 3, SPECIALS_SINGLE = 2 };
+
+/* What every thread reads. */
+struct recipe {
+    const struct corpus *corpus;
+    const int64_t *documents; /* [document_count] */
+    int64_t document_count;
+    const struct instance_options *options;
+    struct special_ids special;
+    const int32_t *ordinary; /* [ordinary_count] ids that a random replacement may be */
+    int64_t ordinary_count;
+    const bool *continues; /* [vocabulary] the entry is a "##" piece */
+    struct block *blocks;
+};
+
+/* The instances of a few documents. Records stand one after another in `words`: length, b_begin, label, masked, then
+ * the arrays of struct instance. */
+struct block {
+    int32_t *words;
+    int64_t used, capacity, instances;
+};
+
+/* A thread's working memory. */
+struct maker {
+    const struct recipe *recipe;
+    struct random_stream random;
+    int32_t *a, *b; /* [longest run] */
+    int64_t a_length, b_length, a_capacity, b_capacity;
+    int32_t *ids;    /* [S] */
+    int32_t *groups; /* [S] begins of words or pieces, the candidates for masking */
+    bool *chosen;    /* [S] */
+};
+
+/* min ≤ result ≤ max */
+static int64_t draw(struct maker *maker, int64_t min, int64_t max) {
+    return min + (int64_t)random_below(&maker->random, (uint64_t)(max - min + 1));
+}
+
+static bool chance(struct maker *maker, double probability) { return random_uniform(&maker->random) < probability; }
+
+/* Appends sentences [begin, end) to a run of tokens. */
+static void add_sentences(const struct corpus *corpus, int64_t begin, int64_t end, int32_t **run, int64_t *length,
+                          int64_t *capacity) {
+    int64_t from = sentence_begin(corpus, begin), count = sentence_begin(corpus, end) - from;
+    if (*length + count > *capacity) {
+        *capacity = 2 * (*length + count);
+        *run = xrealloc(*run, (size_t)*capacity * sizeof **run);
+    }
+    memcpy(*run + *length, corpus->tokens.ids + from, (size_t)count * sizeof **run);
+    *length += count;
+}
+
+static int32_t *block_room(struct block *block, int64_t more) {
+    if (block->used + more > block->capacity) {
+        block->capacity = 2 * (block->used + more);
+        block->words = xrealloc(block->words, (size_t)block->capacity * sizeof *block->words);
+    }
+    int32_t *at = block->words + block->used;
+    block->used += more;
+    return at;
+}
+
+static int32_t replacement(struct maker *maker, int32_t original) {
+    double kind = random_uniform(&maker->random);
+    if (kind < 0.8)
+        return maker->recipe->special.mask;
+    if (kind < 0.9)
+        return original;
+    return maker->recipe->ordinary[random_below(&maker->random, (uint64_t)maker->recipe->ordinary_count)];
+}
+
+/* Marks the positions of `ids` to mask in maker->chosen and returns their number. */
+static int32_t choose_masks(struct maker *maker, int64_t length) {
+    const struct recipe *recipe = maker->recipe;
+    const struct instance_options *options = recipe->options;
+    int64_t wanted = lrint((double)length * options->masked_lm_prob), groups = 0, chosen = 0;
+    wanted = wanted < 1 ? 1 : wanted > options->max_predictions ? options->max_predictions : wanted;
+    memset(maker->chosen, 0, (size_t)length * sizeof *maker->chosen);
+    for (int64_t i = 0; i < length; i++) {
+        int32_t id = maker->ids[i];
+        if (id == recipe->special.cls || id == recipe->special.sep)
+            continue;
+        if (!(options->whole_word && recipe->continues[id]))
+            maker->groups[groups++] = (int32_t)i;
+    }
+    for (int64_t left = groups; left > 0 && chosen < wanted; left--) { /* groups in random order */
+        int64_t pick = draw(maker, 0, left - 1);
+        int32_t begin = maker->groups[pick], end = begin + 1;
+        maker->groups[pick] = maker->groups[left - 1];
+        while (options->whole_word && end < length && recipe->continues[maker->ids[end]])
+            end++;
+        if (chosen + end - begin > wanted)
+            continue;
+        for (int32_t i = begin; i < end; i++)
+            maker->chosen[i] = true;
+        chosen += end - begin;
+    }
+    return (int32_t)chosen;
+}
+
+/* Masks the sequence in maker->ids and adds it as a record. One without a masked token, where no whole word is short
+ * enough, teaches nothing and is left out. */
+static void emit(struct maker *maker, struct block *block, int64_t length, int64_t b_begin, int32_t label) {
+    int32_t masked = choose_masks(maker, length);
+    if (!masked)
+        return;
+    int32_t *record = block_room(block, 4 + length + 2 * masked);
+    int32_t *ids = record + 4, *positions = ids + length, *labels = positions + masked;
+    record[0] = (int32_t)length;
+    record[1] = (int32_t)b_begin;
+    record[2] = label;
+    record[3] = masked;
+    for (int64_t i = 0; i < length; i++) {
+        ids[i] = maker->ids[i];
+        if (!maker->chosen[i])
+            continue;
+        *positions++ = (int32_t)i;
+        *labels++ = ids[i];
+        ids[i] = replacement(maker, ids[i]);
+    }
+    block->instances++;
+}
+
+/* [CLS] A [SEP] B [SEP], from a and b, or [CLS] A [SEP] if b is empty. */
+static void emit_pair(struct maker *maker, struct block *block, const int32_t *a, int64_t a_length, const int32_t *b,
+                      int64_t b_length, int32_t label) {
+    const struct special_ids *special = &maker->recipe->special;
+    int64_t at = 0;
+    maker->ids[at++] = special->cls;
+    memcpy(maker->ids + at, a, (size_t)a_length * sizeof *a);
+    at += a_length;
+    maker->ids[at++] = special->sep;
+    int64_t b_begin = at;
+    if (b_length) {
+        memcpy(maker->ids + at, b, (size_t)b_length * sizeof *b);
+        at += b_length;
+        maker->ids[at++] = special->sep;
+    }
+    emit(maker, block, at, b_begin, label);
+}
+
+/* Cuts tokens off the longer of A and B, at a random end each, until both fit. */
+static void truncate_pair(struct maker *maker, int64_t room, int64_t *a_begin, int64_t *b_begin) {
+    *a_begin = *b_begin = 0;
+    while (maker->a_length - *a_begin + maker->b_length - *b_begin > room) {
+        bool from_a = maker->a_length - *a_begin > maker->b_length - *b_begin;
+        if (chance(maker, 0.5))
+            ++*(from_a ? a_begin : b_begin);
+        else
+            --*(from_a ? &maker->a_length : &maker->b_length);
+    }
+}
+
+/* Fills b from a random sentence on of a random other document. */
+static void random_b(struct maker *maker, int64_t document, int64_t wanted) {
+    const struct recipe *recipe = maker->recipe;
+    int64_t other = document;
+    if (recipe->document_count > 1)
+        while (other == document)
+            other = recipe->documents[random_below(&maker->random, (uint64_t)recipe->document_count)];
+    int64_t end = recipe->corpus->document_ends[other];
+    int64_t sentence = draw(maker, document_begin(recipe->corpus, other), end - 1);
+    do {
+        add_sentences(recipe->corpus, sentence, sentence + 1, &maker->b, &maker->b_length, &maker->b_capacity);
+        sentence++;
+    } while (sentence < end && maker->b_length < wanted);
+}
+
+static int64_t draw_target(struct maker *maker, int64_t room) {
+    return chance(maker, maker->recipe->options->short_seq_prob) ? draw(maker, 2, room) : room;
+}
+
+static void make_pairs(struct maker *maker, struct block *block, int64_t document) {
+    const struct corpus *corpus = maker->recipe->corpus;
+    int64_t room = maker->recipe->options->seq_len - SPECIALS_PAIR, end = corpus->document_ends[document];
+    for (int64_t begin = document_begin(corpus, document); begin < end;) {
+        int64_t target = draw_target(maker, room), from = sentence_begin(corpus, begin), next = begin + 1;
+        while (next < end && sentence_begin(corpus, next) - from < target)
+            next++;
+        int64_t a_end = next - begin > 1 ? draw(maker, begin + 1, next - 1) : next;
+        maker->a_length = maker->b_length = 0;
+        add_sentences(corpus, begin, a_end, &maker->a, &maker->a_length, &maker->a_capacity);
+        bool random = next - begin == 1 || chance(maker, 0.5);
+        if (random) {
+            random_b(maker, document, target - maker->a_length);
+            next = a_end;
+        } else {
+            add_sentences(corpus, a_end, next, &maker->b, &maker->b_length, &maker->b_capacity);
+        }
+        int64_t a_begin, b_begin;
+        truncate_pair(maker, room, &a_begin, &b_begin);
+        emit_pair(maker, block, maker->a + a_begin, maker->a_length - a_begin, maker->b + b_begin,
+                  maker->b_length - b_begin, random);
+        begin = next;
+    }
+}
+
+/* As many whole sentences as fit; a sentence longer than that is cut, and goes on in the next instance. */
+static void make_singles(struct maker *maker, struct block *block, int64_t document) {
+    const struct corpus *corpus = maker->recipe->corpus;
+    int64_t room = maker->recipe->options->seq_len - SPECIALS_SINGLE;
+    int64_t sentence = document_begin(corpus, document), end = corpus->document_ends[document];
+    for (int64_t from = sentence_begin(corpus, sentence); sentence < end;) {
+        int64_t target = draw_target(maker, room), to = from;
+        while (sentence < end && corpus->sentence_ends[sentence] - from <= target)
+            to = corpus->sentence_ends[sentence++];
+        if (to == from)
+            to = from + target;
+        emit_pair(maker, block, corpus->tokens.ids + from, to - from, NULL, 0, 0);
+        from = to;
+    }
+}
+
+/* Documents [begin, end) of the list that repeats all documents dupe_factor times. */
+static void make_blocks(void *ctx, int64_t begin, int64_t end) {
+    const struct recipe *recipe = ctx;
+    size_t seq_len = (size_t)recipe->options->seq_len;
+    struct maker maker = {.recipe = recipe,
+                          .ids = xcalloc(seq_len, sizeof *maker.ids),
+                          .groups = xcalloc(seq_len, sizeof *maker.groups),
+                          .chosen = xcalloc(seq_len, sizeof *maker.chosen)};
+    for (int64_t i = begin; i < end; i++) {
+        int64_t dupe = i / recipe->document_count, document = recipe->documents[i % recipe->document_count];
+        struct block *block = &recipe->blocks[i / BLOCK_DOCUMENTS];
+        maker.random = random_open(recipe->options->seed, RANDOM_INSTANCES,
+                                   (uint64_t)(dupe * recipe->corpus->documents + document));
+        if (recipe->options->nsp)
+            make_pairs(&maker, block, document);
+        else
+            make_singles(&maker, block, document);
+    }
+    free(maker.a);
+    free(maker.b);
+    free(maker.ids);
+    free(maker.groups);
+    free(maker.chosen);
+}
+
+/* Hands a block's records, and its memory, to the list. */
+static void take_block(struct instance_list *list, struct block *block) {
+    const int32_t *at = block->words;
+    for (int64_t i = 0; i < block->instances; i++) {
+        struct instance instance = {.length = at[0], .b_begin = at[1], .label = at[2], .masked = at[3], .ids = at + 4};
+        instance.positions = instance.ids + instance.length;
+        instance.labels = instance.positions + instance.masked;
+        at = instance.labels + instance.masked;
+        GROW(list->items, list->count, list->capacity);
+        list->items[list->count++] = instance;
+        list->tokens += instance.length;
+        list->masked += instance.masked;
+    }
+    list->blocks[list->block_count++] = block->words;
+}
+
+void instances_make(const struct corpus *corpus, const struct vocab *vocab, const int64_t *documents, int64_t count,
+                    const struct instance_options *options, struct instance_list *out) {
+    int64_t all = count * options->dupe_factor, blocks = (all + BLOCK_DOCUMENTS - 1) / BLOCK_DOCUMENTS;
+    int32_t *ordinary = xcalloc((size_t)vocab_size(vocab), sizeof *ordinary);
+    bool *continues = xcalloc((size_t)vocab_size(vocab), sizeof *continues);
+    struct recipe recipe = {corpus,
+                            documents,
+                            count,
+                            options,
+                            vocab_special(vocab),
+                            ordinary,
+                            0,
+                            continues,
+                            xcalloc((size_t)blocks, sizeof(struct block))};
+    for (int64_t id = 0; id < vocab_size(vocab); id++) {
+        const char *token = vocab_token(vocab, id);
+        continues[id] = strncmp(token, "##", 2) == 0 && token[2];
+        if (vocab_ordinary(vocab, id))
+            ordinary[recipe.ordinary_count++] = (int32_t)id;
+    }
+    parallel_for(all, BLOCK_DOCUMENTS, make_blocks, &recipe);
+    out->blocks = xcalloc((size_t)blocks, sizeof *out->blocks);
+    for (int64_t i = 0; i < blocks; i++)
+        take_block(out, &recipe.blocks[i]);
+    free(recipe.blocks);
+    free(ordinary);
+    free(continues);
+}
+
+void instances_free(struct instance_list *list) {
+    for (int64_t i = 0; i < list->block_count; i++)
+        free(list->blocks[i]);
+    free(list->blocks);
+    free(list->items);
+    *list = (struct instance_list){0};
+}

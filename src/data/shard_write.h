@@ -1,0 +1,22 @@
+/* Shards out, in NVIDIA's HDF5 form: input_ids [N,S] i4, input_mask [N,S] i1, segment_ids [N,S] i1, masked_lm_positions
+ * [N,P] i4, masked_lm_ids [N,P] i4, next_sentence_labels [N] i1; padding is 0; chunks of whole rows, compressed by
+ * gzip. */
+#ifndef BERTH_DATA_SHARD_WRITE_H
+#define BERTH_DATA_SHARD_WRITE_H
+
+#include <stdint.h>
+
+#include "base/status.h"
+#include "data/instances.h"
+
+struct shard_shape {
+    int64_t seq_len, max_predictions; /* S, P */
+    int compression;                  /* gzip level, 0 to 9 */
+};
+
+/* Writes rows list->items[order[0..count)] as a new file, whole or not at all. The file is made in memory (it is about
+ * a quarter of count · S · 6 bytes). Not to be called by two threads at once: HDF5 allows one. */
+status shard_write(const char *path, const struct shard_shape *shape, const struct instance_list *list,
+                   const int64_t *order, int64_t count);
+
+#endif
