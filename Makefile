@@ -5,6 +5,7 @@
 # Also respected: CC CFLAGS CPPFLAGS LDFLAGS, WERROR= (warnings are no errors), PREFIX DESTDIR, HDF5_HOME or HDF5_CFLAGS and
 # HDF5_LIBS, CUDA_HOME, NCCL_HOME, and BUILD, the folder that everything goes to.
 
+.DEFAULT_GOAL = all
 VERSION = 0.1.0
 CC = gcc
 PREFIX ?= /usr/local

@@ -14,22 +14,12 @@ struct text_options {
 };
 
 /* Their rows of an option table. */
-#define TEXT_OPTIONS(t)                                                                                   \
-    {.name = "--strip-accents",                                                                           \
-     .type = OPTION_FLAG,                                                                                 \
-     .value = &(t).strip_accents,                                                                         \
-     .help = "drop accents in cased text too"},                                                           \
-        {.name = "--keep-accents",                                                                        \
-         .type = OPTION_FLAG,                                                                             \
-         .value = &(t).keep_accents,                                                                      \
-         .help = "keep accents in uncased text too"},                                                     \
-        {.name = "--no-cjk-spacing",                                                                      \
-         .type = OPTION_FLAG,                                                                             \
-         .value = &(t).no_cjk_spacing,                                                                    \
-         .help = "do not make a word of every ideograph"},                                                \
-    {                                                                                                     \
-        .name = "--threads", .type = OPTION_INT, .value = &(t).threads, .argument = "N", .maximum = 4096, \
-        .help = "threads; 0: as many as there are processors"                                             \
+#define TEXT_OPTIONS(t)                                                                                                 \
+    {"--strip-accents", OPTION_FLAG, &(t).strip_accents, NULL, "drop accents in cased text too", 0, 0, 0},              \
+        {"--keep-accents", OPTION_FLAG, &(t).keep_accents, NULL, "keep accents in uncased text too", 0, 0, 0},          \
+        {"--no-cjk-spacing", OPTION_FLAG, &(t).no_cjk_spacing, NULL, "do not make a word of every ideograph", 0, 0, 0}, \
+    {                                                                                                                   \
+        "--threads", OPTION_INT, &(t).threads, "N", "threads; 0: as many as there are processors", 0, 4096, 0           \
     }
 
 /* Checks them, sets the number of threads, and fills `normalize`. `vocab` tells the casing where no option does;

@@ -63,7 +63,7 @@ static status print_block(const struct wordpiece *wordpiece, const char *text, s
     status code = OK;
     for (int64_t line = 0; line < lines; line++) {
         struct text *out = &job.outputs[line];
-        if (code == OK && fwrite(out->data, 1, out->length, stdout) != out->length)
+        if (code == OK && out->length && fwrite(out->data, 1, out->length, stdout) != out->length)
             code = failed("standard output: cannot write: %s", strerror(errno));
         *broken += job.broken[line];
         text_free(out);
@@ -110,22 +110,12 @@ status cmd_tokenize(int argc, char **argv) {
     struct text_options text_options = {0};
     struct wordpiece_options wordpiece_options = wordpiece_defaults(false);
     const struct option options[] = {
-        {.name = "--vocab",
-         .type = OPTION_STRING,
-         .value = &vocab_path,
-         .argument = "FILE",
-         .help = "the vocabulary",
-         .required = 1},
-        {.name = "--cased", .type = OPTION_FLAG, .value = &text_options.cased, .help = "keep upper case and accents"},
-        {.name = "--uncased", .type = OPTION_FLAG, .value = &text_options.uncased, .help = "drop them"},
-        {.name = "--plain", .type = OPTION_FLAG, .value = &plain, .help = "take a written [MASK] for plain text"},
-        {.name = "--longest-word",
-         .type = OPTION_INT,
-         .value = &wordpiece_options.longest_word,
-         .argument = "N",
-         .minimum = 1,
-         .maximum = 1e9,
-         .help = "a word of more characters is [UNK]"},
+        {"--vocab", OPTION_STRING, &vocab_path, "FILE", "the vocabulary", 0, 0, 1},
+        {"--cased", OPTION_FLAG, &text_options.cased, NULL, "keep upper case and accents", 0, 0, 0},
+        {"--uncased", OPTION_FLAG, &text_options.uncased, NULL, "drop them", 0, 0, 0},
+        {"--plain", OPTION_FLAG, &plain, NULL, "take a written [MASK] for plain text", 0, 0, 0},
+        {"--longest-word", OPTION_INT, &wordpiece_options.longest_word, "N", "a word of more characters is [UNK]", 1,
+         1e9, 0},
         TEXT_OPTIONS(text_options),
     };
     int help;

@@ -1,0 +1,100 @@
+#include "cmd/inspect_shard.h"
+
+#include <stdio.h>
+
+#include "data/reader.h"
+#include "data/wordpiece.h"
+
+struct totals {
+    int64_t sequences, tokens, masked, random_next, shortest, longest, largest_id;
+};
+
+static void count_batch(const struct batch *batch, struct totals *totals) {
+    for (int64_t s = 0; s < batch->sequences; s++) {
+        int64_t length = batch->starts[s + 1] - batch->starts[s];
+        totals->shortest = totals->sequences == 0 || length < totals->shortest ? length : totals->shortest;
+        totals->longest = length > totals->longest ? length : totals->longest;
+        totals->random_next += batch->nsp_labels[s];
+        totals->sequences++;
+    }
+    for (int64_t i = 0; i < batch->tokens; i++)
+        totals->largest_id = batch->ids[i] > totals->largest_id ? batch->ids[i] : totals->largest_id;
+    for (int64_t i = 0; i < batch->masked; i++)
+        totals->largest_id =
+            batch->masked_labels[i] > totals->largest_id ? batch->masked_labels[i] : totals->largest_id;
+    totals->tokens += batch->tokens;
+    totals->masked += batch->masked;
+}
+
+static void print_token(const struct vocab *vocab, int32_t id) {
+    if (vocab)
+        printf(" %s", vocab_token(vocab, id));
+    else
+        printf(" %d", id);
+}
+
+/* The first sequence of a batch; a masked position shows what stands there and, in braces, what was there. */
+static void print_sample(const struct batch *batch, const struct vocab *vocab) {
+    int64_t mask = 0;
+    printf("first     %s:", batch->nsp_labels[0] ? "B is random" : "B follows A");
+    for (int32_t i = 0; i < batch->starts[1]; i++) {
+        print_token(vocab, batch->ids[i]);
+        if (mask < batch->masked && batch->masked_rows[mask] == i) {
+            printf("{");
+            print_token(vocab, batch->masked_labels[mask++]);
+            printf(" }");
+        }
+    }
+    printf("\n");
+}
+
+static void print_totals(const struct dataset *dataset, const struct totals *t) {
+    double n = (double)t->sequences;
+    printf("shards    %lld, planned for %lld tokens and %lld masked positions a sequence\n",
+           (long long)dataset_files(dataset), (long long)dataset_seq_len(dataset),
+           (long long)dataset_max_predictions(dataset));
+    printf("sequences %lld, %.1f%% with a random B\n", (long long)t->sequences, 100 * (double)t->random_next / n);
+    printf("tokens    %lld: %.1f a sequence, from %lld to %lld\n", (long long)t->tokens, (double)t->tokens / n,
+           (long long)t->shortest, (long long)t->longest);
+    printf("masked    %lld: %.1f%% of the tokens\n", (long long)t->masked, 100 * (double)t->masked / (double)t->tokens);
+    printf("ids       up to %lld\n", (long long)t->largest_id);
+}
+
+static status read_all(const struct dataset *dataset, const struct vocab *vocab, struct totals *totals) {
+    struct reader_options options = {.global_batch = 256,
+                                     .micro_batch = 256,
+                                     .ranks = 1,
+                                     .vocab_size = vocab ? vocab_size(vocab) : INT32_MAX,
+                                     .seq_len = dataset_seq_len(dataset),
+                                     .max_predictions = dataset_max_predictions(dataset),
+                                     .ring = 2};
+    struct reader *reader;
+    TRY(reader_open(dataset, &options, &reader));
+    const struct step_data *data;
+    status code;
+    while ((code = reader_next(reader, &data)) == OK && data) {
+        if (totals->sequences == 0)
+            print_sample(&data->batches[0], vocab);
+        for (int64_t i = 0; i < data->micro_batches; i++)
+            count_batch(&data->batches[i], totals);
+    }
+    reader_close(reader);
+    return code;
+}
+
+status inspect_shard(const char *path, const char *vocab_path) {
+    struct vocab *vocab = NULL;
+    struct dataset *dataset = NULL;
+    struct totals totals = {0};
+    status code = vocab_path ? vocab_read(vocab_path, &vocab) : OK;
+    if (code == OK)
+        code = dataset_open("inspect", path, &dataset);
+    if (code == OK)
+        code = read_all(dataset, vocab, &totals);
+    if (code == OK)
+        print_totals(dataset, &totals);
+    dataset_free(dataset);
+    if (vocab)
+        vocab_free(vocab);
+    return code;
+}
