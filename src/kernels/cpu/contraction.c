@@ -96,45 +96,54 @@ status contract_f32(bool transpose_a, bool transpose_b, int64_t m, int64_t n, in
 
 struct conversion {
     const struct operand *operand;
-    int64_t rows;
-    float *values;
+    float *values; /* [padded_rows, stride] */
+    int64_t stride;
 };
 
 static void to_float(void *ctx, int64_t begin, int64_t end) {
     const struct conversion *job = ctx;
     int64_t n = job->operand->columns;
-    for (int64_t row = begin; row < end; row++)
-        row_read(job->operand, row, job->values + row * n);
+    for (int64_t row = begin; row < end; row++) {
+        float *to = job->values + row * job->stride;
+        const float *from = row_read(job->operand, row, to);
+        if (from != to)
+            memcpy(to, from, (size_t)n * sizeof *to);
+    }
 }
 
 static void from_float(void *ctx, int64_t begin, int64_t end) {
     const struct conversion *job = ctx;
-    int64_t n = job->operand->columns;
     for (int64_t row = begin; row < end; row++)
-        row_written(job->operand, row, job->values + row * n);
+        row_written(job->operand, row, job->values + row * job->stride);
 }
 
-static const float *as_float(struct cpu *cpu, const struct operand *operand, int slot) {
-    if (operand->dtype == F32)
+/* The operand as floats with a row stride: in place, or in scratch. A transposed operand whose rows lie whole pages
+ * apart is copied too: walking down its columns would meet the same few cache sets (half the speed). */
+static const float *as_float(struct cpu *cpu, const struct operand *operand, int slot, bool transposed,
+                             int64_t *stride) {
+    bool aliases = transposed && operand->columns * (int64_t)sizeof(float) % 4096 == 0;
+    *stride = operand->columns + (aliases ? 16 : 0);
+    if (operand->dtype == F32 && !aliases)
         return operand->data;
-    struct conversion job = {operand, operand->padded_rows,
-                             cpu_scratch(cpu, slot, operand->padded_rows * operand->columns)};
-    parallel_for(job.rows, 16, to_float, &job);
+    struct conversion job = {operand, cpu_scratch(cpu, slot, operand->padded_rows * *stride), *stride};
+    parallel_for(operand->padded_rows, 16, to_float, &job);
     return job.values;
 }
 
 /* y = op(a) op(b), for row-major operands without gaps; k and n as they are, rows padded. */
 static status contract(struct cpu *cpu, const struct op_call *call, bool transpose_a, bool transpose_b, int64_t k) {
-    const struct operand *a = &call->in[0], *b = &call->in[1], *y = &call->out[0];
-    const float *fa = as_float(cpu, a, 0), *fb = as_float(cpu, b, 1);
+    const struct operand *y = &call->out[0];
+    int64_t stride_a, stride_b;
+    const float *a = as_float(cpu, &call->in[0], 0, transpose_a, &stride_a);
+    const float *b = as_float(cpu, &call->in[1], 1, false, &stride_b);
     bool direct = y->dtype == F32;
-    float *fy = direct ? y->data : cpu_scratch(cpu, 2, y->padded_rows * y->columns);
+    float *values = direct ? y->data : cpu_scratch(cpu, 2, y->padded_rows * y->columns);
     bool add = op_info(call->op)->out[0].accumulated && call->accumulate;
-    TRY(contract_f32(transpose_a, transpose_b, y->padded_rows, y->columns, k, fa, a->columns, fb, b->columns, add, fy,
+    TRY(contract_f32(transpose_a, transpose_b, y->padded_rows, y->columns, k, a, stride_a, b, stride_b, add, values,
                      y->columns));
     if (!direct) {
-        struct conversion job = {y, y->padded_rows, fy};
-        parallel_for(job.rows, 16, from_float, &job);
+        struct conversion job = {y, values, y->columns};
+        parallel_for(y->padded_rows, 16, from_float, &job);
     }
     return OK;
 }
