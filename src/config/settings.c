@@ -224,7 +224,10 @@ static bool never_adopted(const struct settings *settings, int id) {
         return settings->origin[SETTING_optim_warmup_steps];
     if (id == SETTING_optim_warmup_steps)
         return settings->origin[SETTING_optim_warmup];
-    return id == SETTING_checkpoint_dir || id == SETTING_checkpoint_resume;
+    /* where and for how long a process runs says nothing about the run */
+    const char *section = setting_table[id].section;
+    return id == SETTING_checkpoint_dir || id == SETTING_checkpoint_resume || id == SETTING_train_max_minutes ||
+           strcmp(section, "device") == 0 || strcmp(section, "log") == 0;
 }
 
 static void note_change(const struct settings *old, const struct settings *settings, int id, struct text *changed) {

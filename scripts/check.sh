@@ -1,0 +1,80 @@
+#!/bin/sh
+# Installs what the tests need, then runs all of them: layers, format, every cmocka test optimized and under the address and
+# undefined-behaviour sanitizers, the reader under the thread sanitizer, and the end-to-end checks tests/*/check_*.py.
+# Ends with "N passed, N failed, N skipped"; exit 0 only if nothing failed. CHECK_FAST=1 leaves the sanitizers out.
+set -u
+cd "$(dirname "$0")/.." || exit 1
+. scripts/packages.sh
+counts=build/counts
+mkdir -p build
+: >$counts
+
+# step TITLE COMMAND...: one thing that passes or fails
+step() {
+    title=$1
+    shift
+    if "$@" >build/step.log 2>&1; then
+        echo "ok      $title"
+        grep -i 'skip' build/step.log | sed 's/^/    /'
+        echo "1 0 0" >>$counts
+    else
+        echo "FAILED  $title"
+        tail -n 40 build/step.log | sed 's/^/    /'
+        echo "0 1 0" >>$counts
+    fi
+}
+
+skip() {
+    echo "SKIPPED $1"
+    echo "0 0 1" >>$counts
+}
+
+# tests NAME MAKE_ARGUMENTS...: build all test programs and run those that match ${only:-.}
+tests() {
+    title=$1
+    shift
+    folder=$(make -s "$@" print-build)
+    if make -j2 "$@" tests >build/step.log 2>&1; then
+        echo "--- $title"
+        # shellcheck disable=SC2046
+        COUNTS=$counts sh scripts/run_tests.sh $(make -s "$@" print-tests | tr ' ' '\n' | grep "${only:-.}")
+    else
+        echo "FAILED  $title: building in $folder"
+        grep -E 'error|\*\*\*' build/step.log | head -n 20 | sed 's/^/    /'
+        echo "0 1 0" >>$counts
+    fi
+}
+
+need_packages $BUILD_PACKAGES $TEST_PACKAGES
+step "build" make -j2
+step "layers" make check-layers
+step "format" make format-check
+tests "optimized"
+if [ "${CHECK_FAST:-0}" != 1 ]; then
+    tests "address and undefined-behaviour sanitizers" SANITIZE=1
+    only=test_reader tests "thread sanitizer" SANITIZE=thread
+    # the contractions without a library
+    only='test_optable\|test_network\|test_reference' tests "plain C contractions" BUILD=build/plain ONEDNN=0
+fi
+
+# Python with PyTorch and transformers: Debian's torch, the rest from requirements.txt
+python=build/venv/bin/python
+if [ ! -f build/venv/ready ]; then
+    echo "--- making build/venv (tests/reference/requirements.txt)"
+    if /usr/bin/python3 -m venv --clear --system-site-packages build/venv &&
+        build/venv/bin/pip install -q -r tests/reference/requirements.txt >build/step.log 2>&1; then
+        touch build/venv/ready
+    else
+        tail -n 5 build/step.log
+    fi
+fi
+for check in tests/*/check_*.py; do
+    if [ -f build/venv/ready ] || ! grep -q 'import torch\|import transformers\|h5py' "$check"; then
+        [ -f build/venv/ready ] && run=$python || run=python3
+        step "$check" "$run" "$check" build/berth
+    else
+        skip "$check: Python packages could not be installed"
+    fi
+done
+
+awk '{ p += $1; f += $2; s += $3 } END { printf "%d passed, %d failed, %d skipped\n", p, f, s; exit f > 0 || p == 0 }' $counts
