@@ -30,7 +30,7 @@ if [ ! -d $out/shards ]; then
     say "shards -> $out/shards"
     rm -rf $out/shards.tmp
     build/berth shard --input $out/kjv.txt --vocab $out/vocab.txt --output $out/shards.tmp --seq-len 64 \
-        --max-predictions 10 --held-out 0.05 --dupe-factor 3 --seed 1
+        --max-predictions 10 --held-out 0.05 --seed 1
     mv $out/shards.tmp $out/shards
 fi
 say "pretraining -> $out/run"

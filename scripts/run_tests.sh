@@ -20,7 +20,7 @@ for program; do
         sed 's/^/    /' "$output"
     else
         echo "ok      $program: $ok passed${skip:+, $skip skipped}" | sed 's/, 0 skipped//'
-        grep -i 'skip' "$output" | sed 's/^/    /'
+        grep '# SKIP\|[Ss]kipped:' "$output" | sed 's/^/    /'
     fi
 done
 [ -z "${COUNTS:-}" ] || echo "$passed $failed $skipped" >>"$COUNTS"

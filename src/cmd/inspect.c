@@ -135,7 +135,11 @@ status cmd_inspect(int argc, char **argv) {
     if (!folder_exists(path))
         return inspect_shard(path, vocab);
     char *folder;
-    TRY(checkpoint_resolve(path, &folder));
+    status found = checkpoint_resolve(path, &folder);
+    if (found != OK) /* not a model: a folder of shards, then */
+        return inspect_shard(path, vocab) == OK
+                   ? OK
+                   : bad_input("inspect: %s: neither a model, nor a run, nor shards (%s)", path, status_message());
     status code = print_folder(folder);
     free(folder);
     return code;
