@@ -14,6 +14,9 @@ import sys
 import tempfile
 import time
 
+sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), ".."))
+from made_text import text_and_shards
+
 BERTH = os.path.abspath(sys.argv[1] if len(sys.argv) > 1 else os.environ.get("BERTH", "build/berth"))
 # Keys of metrics.jsonl that measure time; all others must agree to the bit.
 TIMES = {"time", "elapsed", "sequences_per_s", "tokens_per_s", "mfu", "waited_share", "eval_sequences_per_s"}
@@ -28,16 +31,7 @@ def berth(*arguments, code=0, environment=None):
 
 
 def make_data(folder):
-    words = random.Random(7)
-    lexicon = ["".join(words.choice("abdegiklmnoprstu") for _ in range(words.randint(2, 7))) for _ in range(300)]
-    with open(f"{folder}/text.txt", "w") as text:
-        for _ in range(60):
-            for _ in range(12):
-                text.write(" ".join(words.choice(lexicon) for _ in range(words.randint(4, 14))).capitalize() + ".\n")
-            text.write("\n")
-    berth("vocab", "--input", f"{folder}/text.txt", "--size", "300", "--output", f"{folder}/vocab.txt")
-    berth("shard", "--input", f"{folder}/text.txt", "--vocab", f"{folder}/vocab.txt", "--output", f"{folder}/shards", "--seq-len", "32",
-          "--max-predictions", "5", "--held-out", "0.2", "--seed", "1")
+    text_and_shards(BERTH, folder)
     with open(f"{folder}/config.ini", "w") as config:
         config.write(f"""[model]
 vocab = {folder}/vocab.txt
