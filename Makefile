@@ -116,11 +116,14 @@ check: tests
 	@sh scripts/run_tests.sh $(TESTS)
 
 check-layers:
-	@python3 scripts/check_layers.py
+	@python3 scripts/check_layers.py --self-test && python3 scripts/check_layers.py
 
 FORMATTED = $(shell find src tests -name '*.[ch]')
+FORMAT_VERSION = 14
 format-check:
-	@if command -v clang-format >/dev/null; then clang-format --dry-run -Werror $(FORMATTED); else echo "format: skipped, there is no clang-format"; fi
+	@found=$$(clang-format --version 2>/dev/null | sed -n 's/.*version \([0-9]*\).*/\1/p'); \
+	if [ "$$found" = $(FORMAT_VERSION) ]; then clang-format --dry-run -Werror $(FORMATTED); \
+	else echo "format: skipped: clang-format is $${found:-not there}, other versions than $(FORMAT_VERSION) format otherwise"; fi
 
 install: all
 	install -d $(DESTDIR)$(PREFIX)/bin $(DESTDIR)$(PREFIX)/share/berth/configs

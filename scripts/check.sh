@@ -45,7 +45,8 @@ tests() {
     fi
 }
 
-need_packages $BUILD_PACKAGES $TEST_PACKAGES
+need_packages $BUILD_PACKAGES $TEST_PACKAGES || exit 1
+need_packages $PARITY_PACKAGES
 step "build" make -j2
 step "layers" make check-layers
 step "format" make format-check
@@ -62,7 +63,8 @@ python=build/venv/bin/python
 if [ ! -f build/venv/ready ]; then
     echo "--- making build/venv (tests/reference/requirements.txt)"
     if /usr/bin/python3 -m venv --clear --system-site-packages build/venv &&
-        build/venv/bin/pip install -q -r tests/reference/requirements.txt >build/step.log 2>&1; then
+        build/venv/bin/pip install -q -r tests/reference/requirements.txt >build/step.log 2>&1 &&
+        build/venv/bin/python -c 'import torch, transformers, h5py' >build/step.log 2>&1; then
         touch build/venv/ready
     else
         tail -n 5 build/step.log

@@ -1,6 +1,7 @@
 # Which packages berth needs on Debian and Ubuntu, and how to get those that are missing. Sourced by other scripts.
 BUILD_PACKAGES="gcc make git libhdf5-dev libutf8proc-dev libcjson-dev libdnnl-dev"
-TEST_PACKAGES="libcmocka-dev clang-format python3 python3-venv python3-torch"
+TEST_PACKAGES="libcmocka-dev clang-format python3 python3-venv"
+PARITY_PACKAGES="python3-torch" # not in every release: without it the checks against PyTorch are skipped
 
 # need_packages NAME...: installs those that are not there; says what it does
 need_packages() {
@@ -18,4 +19,5 @@ need_packages() {
         echo "could not install:$missing" >&2
         return 1
     fi
+    rm -f build/*/features.mk # the build looks again for what is there
 }

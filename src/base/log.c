@@ -46,7 +46,7 @@ void log_warn(const char *format, ...) {
 void log_error(const char *format, ...) {
     va_list args;
     va_start(args, format);
-    print_line("error: ", format, args);
+    print_line("berth: ", format, args);
     va_end(args);
 }
 

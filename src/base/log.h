@@ -4,8 +4,9 @@
 
 #include <stdbool.h>
 
-/* Plain line; "warning: " line; "error: " line. Only rank 0 prints info and warnings (`log_set_quiet(true)` elsewhere).
- * A line never breaks into a progress line: that one is cleared first and drawn again by its next update. */
+/* Plain line; "warning: " line; "berth: " line, for an error. Only rank 0 prints info and warnings
+ * (`log_set_quiet(true)` elsewhere). A line never breaks into a progress line: that one is cleared first and drawn
+ * again by its next update. */
 void log_info(const char *format, ...) __attribute__((format(printf, 1, 2)));
 void log_warn(const char *format, ...) __attribute__((format(printf, 1, 2)));
 void log_error(const char *format, ...) __attribute__((format(printf, 1, 2)));

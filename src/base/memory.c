@@ -7,7 +7,7 @@
 
 static void *must(void *memory, size_t bytes) {
     if (!memory && bytes) {
-        fprintf(stderr, "error: out of memory (%zu bytes asked)\n", bytes);
+        fprintf(stderr, "berth: out of memory (%zu bytes asked)\n", bytes);
         exit(FAILED);
     }
     return memory;

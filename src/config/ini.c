@@ -25,8 +25,8 @@ static status add_entry(struct ini *ini, const char *origin, const char *section
     char *key = trim(line), *value = trim(equals + 1);
     for (int64_t i = 0; i < ini->count; i++)
         if (strcmp(ini->entries[i].section, section) == 0 && strcmp(ini->entries[i].key, key) == 0)
-            return bad_input("%s: %s.%s is given again; it stands at %s already", origin, section, key,
-                             ini->entries[i].origin);
+            return bad_input("%s: %s.%s is given again; it stands in line %s already", origin, section, key,
+                             strrchr(ini->entries[i].origin, ':') + 1);
     GROW(ini->entries, ini->count, ini->capacity);
     ini->entries[ini->count++] = (struct ini_entry){.section = section, .key = key, .value = value, .origin = origin};
     return OK;

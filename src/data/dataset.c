@@ -104,11 +104,13 @@ static void warn_of_copies(const char *setting, const struct dataset *dataset) {
     for (int64_t i = 0; i < dataset->count; i++)
         sorted[i] = &dataset->shards[i];
     qsort(sorted, (size_t)dataset->count, sizeof *sorted, by_content);
+    int64_t copies = 0, first = 0;
     for (int64_t i = 1; i < dataset->count; i++)
-        if (by_content(&sorted[i - 1], &sorted[i]) == 0) {
-            log_warn("%s: %s and %s seem to hold the same sequences", setting, sorted[i - 1]->path, sorted[i]->path);
-            break; /* one line, however many there are */
-        }
+        if (by_content(&sorted[i - 1], &sorted[i]) == 0 && copies++ == 0)
+            first = i;
+    if (copies)
+        log_warn("%s: %s and %s seem to hold the same sequences (%lld such copies in all)", setting,
+                 sorted[first - 1]->path, sorted[first]->path, (long long)copies);
     free(sorted);
 }
 

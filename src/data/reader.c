@@ -94,13 +94,14 @@ static void add_sample(struct reader *reader, struct entry *entry, const struct 
     grow_tokens(entry, data->tokens + length);
     grow_masks(entry, data->masked + masks);
     for (int64_t i = 0; i < length; i++) {
-        entry->ids[data->tokens + i] = block->ids[from + i];
-        entry->types[data->tokens + i] = block->types[from + i];
+        uint32_t token = number_at(&block->tokens, from + i);
+        entry->ids[data->tokens + i] = (int32_t)(token >> 1);
+        entry->types[data->tokens + i] = (int32_t)(token & 1);
         entry->positions[data->tokens + i] = (int32_t)i;
     }
     for (int64_t i = 0; i < masks; i++) {
-        entry->rows[data->masked + i] = (int32_t)batch->tokens + block->positions[mask + i];
-        entry->labels[data->masked + i] = block->labels[mask + i];
+        entry->rows[data->masked + i] = (int32_t)(batch->tokens + number_at(&block->positions, mask + i));
+        entry->labels[data->masked + i] = (int32_t)number_at(&block->labels, mask + i);
     }
     /* each batch has one start more than sequences */
     int32_t *starts = entry->starts + data->sequences + (data->micro_batches - 1);
@@ -124,8 +125,7 @@ static status load(struct reader *reader, int number) {
     if (reader->loaded[number])
         block_free(&reader->blocks[number]);
     reader->loaded[number] = false;
-    TRY(shard_read(&reader->sampler.dataset->shards[slot->file], slot->first, slot->count, &limits,
-                   &reader->blocks[number]));
+    TRY(shard_read(&reader->sampler.dataset->shards[slot->file], &slot->extent, &limits, &reader->blocks[number]));
     reader->loaded[number] = true;
     return OK;
 }
@@ -143,9 +143,15 @@ static bool next_draw(struct reader *reader, struct draw *draw) {
         return true;
     if (!reader->options.endless)
         return false;
-    unload_all(reader);
     sampler_seek(&reader->sampler, reader->sampler.epoch + 1, 0);
     return sampler_draw(&reader->sampler, draw);
+}
+
+static bool is_closing(struct reader *reader) {
+    pthread_mutex_lock(&reader->lock);
+    bool closing = reader->closing;
+    pthread_mutex_unlock(&reader->lock);
+    return closing;
 }
 
 static status fill(struct reader *reader, struct entry *entry) {
@@ -156,8 +162,11 @@ static status fill(struct reader *reader, struct entry *entry) {
     for (; drawn < options->global_batch && next_draw(reader, &draw); drawn++, reader->number++) {
         if (reader->sampler.slots[draw.slot].place % options->ranks != options->rank)
             continue;
-        if (draw.fresh || !reader->loaded[draw.slot])
+        if (draw.fresh || !reader->loaded[draw.slot]) {
+            if (is_closing(reader)) /* a step may need the blocks of a whole window: do not keep reader_close waiting */
+                return stopped("the reader was closed");
             TRY(load(reader, draw.slot));
+        }
         add_sample(reader, entry, &reader->blocks[draw.slot], draw.row);
     }
     entry->end = drawn == 0;

@@ -7,17 +7,6 @@
 #include "base/memory.h"
 #include "base/philox.h"
 
-static void add_blocks(struct sampler *sampler, int64_t file) {
-    const struct shard *shard = &sampler->dataset->shards[file];
-    int64_t chunks = BLOCK_ROWS / shard->chunk_rows, rows = (chunks > 0 ? chunks : 1) * shard->chunk_rows;
-    for (int64_t first = 0; first < shard->rows; first += rows) {
-        int64_t left = shard->rows - first;
-        GROW(sampler->blocks, sampler->block_count, sampler->block_capacity);
-        sampler->blocks[sampler->block_count++] =
-            (struct extent){.file = file, .first = first, .count = left < rows ? left : rows};
-    }
-}
-
 /* The list of shards takes part in the order: names and rows, not where they lie. */
 static uint64_t hash_shards(const struct dataset *dataset) {
     uint64_t hash = 14695981039346656037u; /* FNV-1a */
@@ -29,11 +18,14 @@ static uint64_t hash_shards(const struct dataset *dataset) {
     return hash;
 }
 
+static int64_t block_count(const struct sampler *sampler) { return sampler->first_block[sampler->dataset->count]; }
+
 void sampler_open(struct sampler *sampler, const struct dataset *dataset, uint64_t seed, bool shuffle) {
     *sampler = (struct sampler){.dataset = dataset, .seed = seed ^ hash_shards(dataset), .shuffle = shuffle};
+    sampler->first_block = xcalloc((size_t)dataset->count + 1, sizeof *sampler->first_block);
     for (int64_t file = 0; file < dataset->count; file++)
-        add_blocks(sampler, file);
-    sampler->block_order = xcalloc((size_t)sampler->block_count, sizeof *sampler->block_order);
+        sampler->first_block[file + 1] = sampler->first_block[file] + shard_blocks(&dataset->shards[file]);
+    sampler->block_order = xcalloc((size_t)block_count(sampler), sizeof *sampler->block_order);
     sampler_seek(sampler, 0, 0);
 }
 
@@ -46,7 +38,7 @@ static void clear_slots(struct sampler *sampler) {
 
 void sampler_close(struct sampler *sampler) {
     clear_slots(sampler);
-    free(sampler->blocks);
+    free(sampler->first_block);
     free(sampler->block_order);
 }
 
@@ -60,17 +52,34 @@ static void permute(const struct sampler *sampler, uint64_t number, int64_t n, i
             order[i] = i;
 }
 
-static void open_block(struct sampler *sampler, struct slot *slot) {
-    free(slot->row_order);
-    *slot = (struct slot){.place = -1};
-    if (sampler->next_place == sampler->block_count)
-        return;
-    int64_t number = sampler->block_order[sampler->next_place];
-    const struct extent *block = &sampler->blocks[number];
-    *slot = (struct slot){
-        .place = sampler->next_place++, .file = block->file, .first = block->first, .count = block->count};
-    slot->row_order = xmalloc((size_t)block->count * sizeof *slot->row_order);
-    permute(sampler, 1 + (uint64_t)number, block->count, slot->row_order);
+/* The file that holds a block. */
+static int64_t file_of(const struct sampler *sampler, int64_t block) {
+    int64_t low = 0, high = sampler->dataset->count; /* first_block[low] ≤ block < first_block[high] */
+    while (high - low > 1) {
+        int64_t middle = low + (high - low) / 2;
+        if (sampler->first_block[middle] <= block)
+            low = middle;
+        else
+            high = middle;
+    }
+    return low;
+}
+
+static int64_t left_in(const struct slot *slot) { return slot->extent.sequences - slot->used; }
+
+/* Puts the next blocks of the permutation into a slot that is used up, until it holds a sequence or none are left. */
+static void refill(struct sampler *sampler, struct slot *slot) {
+    while (slot->place >= 0 && left_in(slot) == 0) {
+        free(slot->row_order);
+        *slot = (struct slot){.place = -1};
+        if (sampler->next_place == block_count(sampler))
+            return;
+        int64_t block = sampler->block_order[sampler->next_place], file = file_of(sampler, block);
+        *slot =
+            (struct slot){.place = sampler->next_place++,
+                          .file = file,
+                          .extent = shard_block(&sampler->dataset->shards[file], block - sampler->first_block[file])};
+    }
 }
 
 static void start_epoch(struct sampler *sampler, int64_t epoch) {
@@ -80,14 +89,38 @@ static void start_epoch(struct sampler *sampler, int64_t epoch) {
     sampler->next_place = 0;
     sampler->turn = 0;
     sampler->window = sampler->shuffle ? WINDOW : 1; /* file order needs no window */
-    permute(sampler, 0, sampler->block_count, sampler->block_order);
+    permute(sampler, 0, block_count(sampler), sampler->block_order);
+    for (int s = 0; s < sampler->window; s++) {
+        sampler->slots[s].place = 0; /* as if it held a block that is used up */
+        refill(sampler, &sampler->slots[s]);
+    }
+}
+
+/* Skips whole rounds of the window, as many as leave every block at least empty and skip at most `wanted` samples. */
+static void skip_rounds(struct sampler *sampler, int64_t wanted) {
+    int64_t open = 0, rounds = wanted;
+    for (int s = 0; s < sampler->window; s++) {
+        struct slot *slot = &sampler->slots[s];
+        refill(sampler, slot);
+        if (slot->place < 0)
+            continue;
+        open++;
+        rounds = left_in(slot) < rounds ? left_in(slot) : rounds;
+    }
+    rounds = open && wanted / open < rounds ? wanted / open : rounds;
     for (int s = 0; s < sampler->window; s++)
-        open_block(sampler, &sampler->slots[s]);
+        if (sampler->slots[s].place >= 0)
+            sampler->slots[s].used += rounds;
+    sampler->consumed += rounds * open;
 }
 
 void sampler_seek(struct sampler *sampler, int64_t epoch, int64_t consumed) {
     struct draw skipped;
     start_epoch(sampler, epoch);
+    if (consumed > sampler->dataset->rows)
+        consumed = sampler->dataset->rows;
+    while (consumed - sampler->consumed >= sampler->window)
+        skip_rounds(sampler, consumed - sampler->consumed);
     while (sampler->consumed < consumed && sampler_draw(sampler, &skipped))
         continue;
 }
@@ -96,13 +129,17 @@ bool sampler_draw(struct sampler *sampler, struct draw *out) {
     if (sampler->consumed == sampler->dataset->rows)
         return false;
     struct slot *slot;
-    for (;;) { /* to the next slot that holds a row: there is one */
+    for (;;) { /* to the next slot that holds a sample: there is one */
         slot = &sampler->slots[sampler->turn];
-        if (slot->place >= 0 && slot->used == slot->count)
-            open_block(sampler, slot);
+        refill(sampler, slot);
         if (slot->place >= 0)
             break;
         sampler->turn = (sampler->turn + 1) % sampler->window;
+    }
+    if (!slot->row_order) {
+        int64_t block = sampler->block_order[slot->place];
+        slot->row_order = xmalloc((size_t)slot->extent.sequences * sizeof *slot->row_order);
+        permute(sampler, 1 + (uint64_t)block, slot->extent.sequences, slot->row_order);
     }
     *out = (struct draw){.slot = sampler->turn, .row = slot->row_order[slot->used], .fresh = slot->used == 0};
     slot->used++;

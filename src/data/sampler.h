@@ -1,4 +1,4 @@
-/* The order of samples. The unit is a block: some 1,024 neighbouring rows of one file, whole HDF5 chunks. Blocks are
+/* The order of samples. The unit is a block: some 1,024 neighbouring rows of one file (shard_block). Blocks are
  * permuted by (seed, epoch, list of shards). A window of WINDOW slots is open at a time, each holding a block; samples
  * are drawn from the slots in turn; a block that is used up is followed in its slot by the next one of the permutation.
  * Rows are permuted inside each block. The order is the same for any number of ranks: a rank owns every ranks-th block
@@ -10,13 +10,14 @@
 
 #include "data/dataset.h"
 
-enum { WINDOW = 64, BLOCK_ROWS = 1024 };
+enum { WINDOW = 64 };
 
 struct slot {
     int64_t place; /* of its block in the permutation; -1: empty */
-    int64_t file, first, count;
-    int64_t used;       /* rows drawn from it */
-    int64_t *row_order; /* [count] */
+    int64_t file;
+    struct extent extent;
+    int64_t used;       /* sequences drawn from it */
+    int64_t *row_order; /* [extent.sequences]; NULL until the first is drawn */
 };
 
 struct sampler {
@@ -24,17 +25,14 @@ struct sampler {
     uint64_t seed;
     bool shuffle;
     int64_t epoch, consumed; /* where it stands */
-    struct extent {
-        int64_t file, first, count;
-    } * blocks; /* [block_count] in file order */
-    int64_t block_count, block_capacity;
-    int64_t *block_order; /* [block_count] of this epoch */
-    int64_t next_place;   /* of the next block to open */
+    int64_t *first_block;    /* [files+1] the blocks of all files are numbered in file order */
+    int64_t *block_order;    /* [first_block[files]] of this epoch */
+    int64_t next_place;      /* of the next block to open */
     struct slot slots[WINDOW];
     int window, turn;
 };
 
-/* One sample: the slot it comes from, and the row of the slot's block. `fresh`: the slot's block is newly opened. */
+/* One sample: the slot it comes from, and which of its block's sequences. `fresh`: the slot's block is newly opened. */
 struct draw {
     int slot;
     int64_t row;
@@ -43,7 +41,7 @@ struct draw {
 
 void sampler_open(struct sampler *sampler, const struct dataset *dataset, uint64_t seed, bool shuffle);
 void sampler_close(struct sampler *sampler);
-/* Stand at the start of an epoch, or behind `consumed` samples of it. */
+/* Stand at the start of an epoch, or behind `consumed` samples of it. Takes no time for samples, only for blocks. */
 void sampler_seek(struct sampler *sampler, int64_t epoch, int64_t consumed);
 /* False at the end of the epoch. */
 bool sampler_draw(struct sampler *sampler, struct draw *out);

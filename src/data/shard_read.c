@@ -1,355 +1,388 @@
 #include "data/shard_read.h"
 
-#include <hdf5.h>
 #include <pthread.h>
-#include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
-#include <string.h>
-#include <unistd.h>
 
 #include "base/file.h"
 #include "base/memory.h"
+#include "data/shard_file.h"
 
 static pthread_mutex_t library = PTHREAD_MUTEX_INITIALIZER;
 
-enum column { INPUT_IDS, INPUT_MASK, SEGMENT_IDS, MASKED_POSITIONS, MASKED_IDS, NSP_LABELS, COLUMNS };
+/* --- what a shard holds --- */
 
-static const struct {
-    const char *name;
-    int rank;
-    bool optional;
-} columns[COLUMNS] = {
-    [INPUT_IDS] = {"input_ids", 2, false},
-    [INPUT_MASK] = {"input_mask", 2, true}, /* without it a row ends after its last id that is not 0 */
-    [SEGMENT_IDS] = {"segment_ids", 2, false},
-    [MASKED_POSITIONS] = {"masked_lm_positions", 2, false},
-    [MASKED_IDS] = {"masked_lm_ids", 2, false},
-    [NSP_LABELS] = {"next_sentence_labels", 1, false},
-};
+static int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
+static int64_t larger(int64_t a, int64_t b) { return a > b ? a : b; }
 
-struct file {
-    const char *path;
-    hid_t id;
-    hid_t dataset[COLUMNS]; /* -1: absent */
-    hsize_t dims[COLUMNS][2];
-};
-
-/* --- opening --- */
-
-static status open_file(const char *path, struct file *file) {
-    *file = (struct file){.path = path, .id = -1};
-    for (int c = 0; c < COLUMNS; c++)
-        file->dataset[c] = -1;
-    H5Eset_auto2(H5E_DEFAULT, NULL, NULL); /* our messages, not the library's stack */
-    hid_t access = H5Pcreate(H5P_FILE_ACCESS);
-    H5Pset_file_locking(access, false, true); /* shards lie on NFS and Lustre */
-    file->id = H5Fopen(path, H5F_ACC_RDONLY, access);
-    H5Pclose(access);
-    if (file->id >= 0)
-        return OK;
-    int descriptor;
-    TRY(file_open_read(path, &descriptor)); /* says why it cannot be opened at all */
-    char magic[8] = {0};
-    status code = file_read_at(descriptor, path, 0, magic, sizeof magic);
-    close(descriptor);
-    if (code != OK || memcmp(magic, "\x89HDF\r\n\x1a\n", 8) != 0)
-        return bad_input("%s: is not an HDF5 file", path);
-    return bad_input("%s: a damaged or truncated HDF5 file", path);
+int64_t shard_blocks(const struct shard *shard) {
+    return (shard->stored_rows + shard->block_rows - 1) / shard->block_rows;
 }
 
-static void close_file(struct file *file) {
-    for (int c = 0; c < COLUMNS; c++)
-        if (file->dataset[c] >= 0)
-            H5Dclose(file->dataset[c]);
-    if (file->id >= 0)
-        H5Fclose(file->id);
+struct extent shard_block(const struct shard *shard, int64_t number) {
+    int64_t first = number * shard->block_rows, stored = smaller(shard->block_rows, shard->stored_rows - first);
+    return (struct extent){first, stored, shard->block_sequences ? shard->block_sequences[number] : stored};
 }
 
-static status check_type(const struct file *file, int c) {
-    hid_t type = H5Dget_type(file->dataset[c]);
-    H5T_class_t class = H5Tget_class(type);
-    H5Tclose(type);
-    if (class == H5T_INTEGER)
-        return OK;
-    return bad_input("%s: dataset %s holds %s, expected integers", file->path, columns[c].name,
-                     class == H5T_FLOAT    ? "floating-point numbers"
-                     : class == H5T_VLEN   ? "variable-length rows"
-                     : class == H5T_STRING ? "strings"
-                                           : "another type");
+/* h5py's own choice of chunks is thousands of rows tall and a few columns wide, so a block of fewer rows would
+ * decompress them all several times. Rows of variable length are 16 bytes in their chunks: there it matters little. */
+static int64_t rows_a_block(const struct shard_file *file) {
+    int64_t chunk = file->chunk_rows;
+    if (file->form != FORM_FIXED)
+        return BLOCK_ROWS;
+    if (chunk <= BLOCK_ROWS)
+        return BLOCK_ROWS / chunk * chunk;
+    int64_t most = larger(BLOCK_ROWS, BLOCK_TOKENS / file->width[INPUT_IDS]), parts = (chunk + most - 1) / most;
+    return (chunk + parts - 1) / parts;
 }
 
-static status check_shape(struct file *file, int c) {
-    hid_t space = H5Dget_space(file->dataset[c]);
-    int rank = H5Sget_simple_extent_ndims(space);
-    if (rank == columns[c].rank)
-        H5Sget_simple_extent_dims(space, file->dims[c], NULL);
-    H5Sclose(space);
-    if (rank != columns[c].rank)
-        return bad_input("%s: dataset %s has %d dimensions, expected %d", file->path, columns[c].name, rank,
-                         columns[c].rank);
-    if (file->dims[c][0] != file->dims[INPUT_IDS][0])
-        return bad_input("%s: dataset %s has %llu rows, but input_ids has %llu", file->path, columns[c].name,
-                         (unsigned long long)file->dims[c][0], (unsigned long long)file->dims[INPUT_IDS][0]);
-    int like = c == MASKED_IDS ? MASKED_POSITIONS : INPUT_IDS;
-    if (rank == 2 && c != MASKED_POSITIONS && file->dims[c][1] != file->dims[like][1])
-        return bad_input("%s: dataset %s has %llu columns, but %s has %llu", file->path, columns[c].name,
-                         (unsigned long long)file->dims[c][1], columns[like].name,
-                         (unsigned long long)file->dims[like][1]);
-    return OK;
-}
-
-static status open_datasets(struct file *file) {
-    for (int c = 0; c < COLUMNS; c++) {
-        if (H5Lexists(file->id, columns[c].name, H5P_DEFAULT) <= 0) {
-            if (columns[c].optional)
-                continue;
-            return bad_input("%s: dataset %s is missing", file->path, columns[c].name);
-        }
-        file->dataset[c] = H5Dopen2(file->id, columns[c].name, H5P_DEFAULT);
-        if (file->dataset[c] < 0)
-            return bad_input("%s: dataset %s cannot be opened", file->path, columns[c].name);
-        TRY(check_type(file, c));
-        TRY(check_shape(file, c));
+/* Where rows differ in length, only reading them tells how long they get, and how many sequences are packed in them. */
+static status scan_block(const struct shard_file *file, struct shard *shard, int64_t number) {
+    struct extent extent = shard_block(shard, number);
+    struct stored_rows lengths = {0}, masks = {0};
+    bool packed = file->form == FORM_PACKED;
+    status code = shard_file_read(file, packed ? PACKED_LENGTHS : INPUT_IDS, extent.first, extent.stored, &lengths);
+    if (code == OK)
+        code = shard_file_read(file, packed ? PACKED_MASKS : MASKED_POSITIONS, extent.first, extent.stored, &masks);
+    if (code == OK && packed) {
+        shard->block_sequences[number] = (int32_t)lengths.starts[extent.stored];
+        shard->rows += lengths.starts[extent.stored];
+        for (int64_t i = 0; i < lengths.starts[extent.stored]; i++)
+            shard->seq_len = larger(shard->seq_len, lengths.values[i]);
+        for (int64_t i = 0; i < masks.starts[extent.stored]; i++)
+            shard->max_predictions = larger(shard->max_predictions, masks.values[i]);
     }
-    if (file->dims[INPUT_IDS][0] == 0 || file->dims[INPUT_IDS][1] == 0)
-        return bad_input("%s: holds no sequences", file->path);
-    return OK;
+    for (int64_t r = 0; r < extent.stored && code == OK && !packed; r++) {
+        shard->seq_len = larger(shard->seq_len, lengths.starts[r + 1] - lengths.starts[r]);
+        shard->max_predictions = larger(shard->max_predictions, masks.starts[r + 1] - masks.starts[r]);
+    }
+    stored_rows_free(&lengths);
+    stored_rows_free(&masks);
+    return code;
 }
 
-/* values: [count, width] */
-static status read_rows(const struct file *file, int c, int64_t first, int64_t count, int32_t *values) {
-    hsize_t start[2] = {(hsize_t)first, 0}, size[2] = {(hsize_t)count, columns[c].rank == 2 ? file->dims[c][1] : 1};
-    if (size[1] == 0)
-        return OK;
-    hid_t from = H5Dget_space(file->dataset[c]), to = H5Screate_simple(columns[c].rank, size, NULL);
-    herr_t result = H5Sselect_hyperslab(from, H5S_SELECT_SET, start, NULL, size, NULL);
-    if (result >= 0)
-        result = H5Dread(file->dataset[c], H5T_NATIVE_INT32, to, from, H5P_DEFAULT, values);
-    H5Sclose(from);
-    H5Sclose(to);
-    return result >= 0 ? OK
-                       : bad_input("%s: dataset %s: rows %lld to %lld cannot be read: the file is damaged", file->path,
-                                   columns[c].name, (long long)first, (long long)(first + count - 1));
+static status scan(const struct shard_file *file, struct shard *shard) {
+    if (file->form == FORM_PACKED) {
+        shard->block_sequences = xcalloc((size_t)shard_blocks(shard), sizeof *shard->block_sequences);
+        shard->rows = 0;
+    }
+    for (int64_t number = 0; number < shard_blocks(shard); number++)
+        TRY(scan_block(file, shard, number));
+    return shard->rows > 0 ? OK : bad_input("%s: holds no sequences, expected at least one", file->path);
 }
 
-static int64_t rows_a_chunk(const struct file *file) {
-    hsize_t chunk[2] = {1, 1};
-    hid_t properties = H5Dget_create_plist(file->dataset[INPUT_IDS]);
-    if (H5Pget_layout(properties) == H5D_CHUNKED)
-        H5Pget_chunk(properties, 2, chunk);
-    H5Pclose(properties);
-    return (int64_t)chunk[0];
-}
-
-static status hash_first_rows(const struct file *file, uint64_t *hash) {
-    int64_t rows = (int64_t)file->dims[INPUT_IDS][0], count = rows < 16 ? rows : 16;
-    int64_t values = count * (int64_t)file->dims[INPUT_IDS][1];
-    int32_t *ids = xmalloc((size_t)values * sizeof *ids);
-    status code = read_rows(file, INPUT_IDS, 0, count, ids);
+static status hash_first_rows(const struct shard_file *file, uint64_t *hash) {
+    struct stored_rows ids;
+    status code = shard_file_read(file, INPUT_IDS, 0, smaller(file->rows, 16), &ids);
     *hash = 14695981039346656037u; /* FNV-1a */
-    for (int64_t i = 0; i < values && code == OK; i++)
-        *hash = (*hash ^ (uint32_t)ids[i]) * 1099511628211u;
-    free(ids);
+    for (int64_t i = 0; code == OK && i < ids.starts[smaller(file->rows, 16)]; i++)
+        *hash = (*hash ^ (uint32_t)ids.values[i]) * 1099511628211u;
+    stored_rows_free(&ids);
     return code;
 }
 
 static status check_locked(const char *path, struct shard *out) {
-    struct file file;
-    status code = open_file(path, &file);
-    if (code == OK)
-        code = open_datasets(&file);
+    struct shard_file file;
+    status code = shard_file_open(path, &file);
     if (code == OK) {
-        *out = (struct shard){.rows = (int64_t)file.dims[INPUT_IDS][0],
-                              .seq_len = (int64_t)file.dims[INPUT_IDS][1],
-                              .max_predictions = (int64_t)file.dims[MASKED_POSITIONS][1],
-                              .chunk_rows = rows_a_chunk(&file)};
-        code = hash_first_rows(&file, &out->hash);
+        out->rows = out->stored_rows = file.rows;
+        out->block_rows = rows_a_block(&file);
+        if (file.form == FORM_FIXED) {
+            out->seq_len = file.width[INPUT_IDS];
+            out->max_predictions = file.width[MASKED_POSITIONS];
+        } else {
+            code = scan(&file, out);
+        }
     }
-    close_file(&file);
+    if (code == OK)
+        code = hash_first_rows(&file, &out->hash);
+    shard_file_close(&file);
     return code;
 }
 
 status shard_check(const char *path, struct shard *out) {
-    int64_t bytes;
-    TRY(file_size(path, &bytes));
+    *out = (struct shard){0};
+    TRY(file_size(path, &out->bytes));
     pthread_mutex_lock(&library);
     status code = check_locked(path, out);
     pthread_mutex_unlock(&library);
-    if (code == OK) {
+    if (code == OK)
         out->path = xstrdup(path);
-        out->bytes = bytes;
-    }
+    else
+        shard_free(out);
     return code;
 }
 
-void shard_free(struct shard *shard) { free(shard->path); }
+void shard_free(struct shard *shard) {
+    free(shard->path);
+    free(shard->block_sequences);
+    *shard = (struct shard){0};
+}
 
-/* --- rows: checked and cut --- */
+/* --- the stored rows of a block --- */
 
 struct raw {
     const struct shard *shard;
     const struct shard_limits *limits;
-    int64_t first;
-    int64_t width[COLUMNS];
-    int32_t *values[COLUMNS]; /* [count, width], NULL: absent */
+    int64_t first, stored;
+    enum shard_form form;
+    struct stored_rows column[COLUMNS]; /* values NULL: absent */
 };
 
-static const int32_t *raw_row(const struct raw *raw, int c, int64_t row) {
-    return raw->values[c] + row * raw->width[c];
+/* i2 holds ids up to 65,535 for who reads them as unsigned; a vocabulary that needs it says so. */
+static void read_as_unsigned(struct stored_rows *rows, int64_t stored) {
+    for (int64_t i = 0; i < rows->starts[stored]; i++)
+        rows->values[i] += rows->values[i] < 0 ? 65536 : 0;
 }
 
-static status bad_row(const struct raw *raw, int c, int64_t row, int64_t column, const char *expected) {
-    return bad_input("%s: dataset %s, row %lld, column %lld: found %d, expected %s", raw->shard->path, columns[c].name,
+static status read_raw(struct raw *raw) {
+    struct shard_file file;
+    pthread_mutex_lock(&library);
+    status code = shard_file_open(raw->shard->path, &file);
+    if (code == OK && file.rows != raw->shard->stored_rows)
+        code = bad_input("%s: has %lld rows, but had %lld when the run began: the file changed", raw->shard->path,
+                         (long long)file.rows, (long long)raw->shard->stored_rows);
+    raw->form = file.form;
+    for (enum column c = 0; c < COLUMNS && code == OK; c++) {
+        if (file.dataset[c] < 0)
+            continue;
+        code = shard_file_read(&file, c, raw->first, raw->stored, &raw->column[c]);
+        if (code == OK && (c == INPUT_IDS || c == MASKED_IDS) && file.signed16[c] && raw->limits->vocab_size > 32768)
+            read_as_unsigned(&raw->column[c], raw->stored);
+    }
+    shard_file_close(&file);
+    pthread_mutex_unlock(&library);
+    return code;
+}
+
+static const int32_t *raw_row(const struct raw *raw, enum column c, int64_t row) {
+    return raw->column[c].values + raw->column[c].starts[row];
+}
+
+static int64_t raw_length(const struct raw *raw, enum column c, int64_t row) {
+    return raw->column[c].starts[row + 1] - raw->column[c].starts[row];
+}
+
+/* --- sequences: checked and cut --- */
+
+/* Where a sequence lies in its stored row. */
+struct piece {
+    int64_t row, number; /* number: in its pack, from 0 */
+    int64_t token, length;
+    int64_t mask, masks;
+};
+
+static status bad_value(const struct raw *raw, enum column c, int64_t row, int64_t column, const char *expected) {
+    return bad_input("%s: dataset %s, row %lld, column %lld: found %d, expected %s", raw->shard->path, column_name(c),
                      (long long)(raw->first + row), (long long)column, raw_row(raw, c, row)[column], expected);
 }
 
-static status row_length(const struct raw *raw, int64_t row, int64_t *length) {
-    int64_t n = 0, width = raw->width[INPUT_IDS];
-    if (raw->values[INPUT_MASK]) {
+static status bad_id(const struct raw *raw, enum column c, int64_t row, int64_t column) {
+    char expected[64];
+    snprintf(expected, sizeof expected, "an id from 0 to %lld (the vocabulary)",
+             (long long)raw->limits->vocab_size - 1);
+    return bad_value(raw, c, row, column, expected);
+}
+
+static status bad_count(const struct raw *raw, enum column c, int64_t row, int64_t found, const char *what,
+                        int64_t expected) {
+    return bad_input("%s: dataset %s, row %lld: found %lld %s, expected %lld", raw->shard->path, column_name(c),
+                     (long long)(raw->first + row), (long long)found, what, (long long)expected);
+}
+
+/* The real length of a padded row. */
+static status padded_length(const struct raw *raw, int64_t row, int64_t *length) {
+    int64_t n = 0, width = raw_length(raw, INPUT_IDS, row);
+    if (raw->column[INPUT_MASK].values) {
         const int32_t *mask = raw_row(raw, INPUT_MASK, row);
         while (n < width && mask[n] == 1)
             n++;
         for (int64_t i = n; i < width; i++)
             if (mask[i] != 0)
-                return bad_row(raw, INPUT_MASK, row, i, "ones, then zeros up to the end");
+                return bad_value(raw, INPUT_MASK, row, i, "ones, then zeros up to the end");
     } else {
         const int32_t *ids = raw_row(raw, INPUT_IDS, row);
         for (n = width; n > 0 && ids[n - 1] == 0; n--)
             continue;
     }
     *length = n;
-    if (n == 0)
-        return bad_input("%s: dataset %s, row %lld: the sequence is empty, expected at least one token",
-                         raw->shard->path, columns[raw->values[INPUT_MASK] ? INPUT_MASK : INPUT_IDS].name,
-                         (long long)(raw->first + row));
-    if (n > raw->limits->seq_len)
-        return bad_input("%s: row %lld has %lld tokens, more than the %lld planned for", raw->shard->path,
-                         (long long)(raw->first + row), (long long)n, (long long)raw->limits->seq_len);
     return OK;
 }
 
-static status bad_id(const struct raw *raw, int c, int64_t row, int64_t column) {
-    char expected[64];
-    snprintf(expected, sizeof expected, "an id from 0 to %lld (the vocabulary)",
-             (long long)raw->limits->vocab_size - 1);
-    return bad_row(raw, c, row, column, expected);
+/* [CLS] is never masked: a position of 0 ends the list. */
+static status padded_masks(const struct raw *raw, int64_t row, int64_t *masks) {
+    const int32_t *positions = raw_row(raw, MASKED_POSITIONS, row);
+    int64_t n = 0, width = raw_length(raw, MASKED_POSITIONS, row);
+    while (n < width && positions[n] != 0)
+        n++;
+    *masks = n;
+    for (int64_t i = n; i < width; i++)
+        if (positions[i] != 0)
+            return bad_value(raw, MASKED_POSITIONS, row, i, "ascending positions, then zeros up to the end");
+    return OK;
 }
 
-static status add_tokens(const struct raw *raw, int64_t row, struct block *block) {
-    int64_t length = 0, begin = block->token_starts[row];
-    TRY(row_length(raw, row, &length));
-    const int32_t *ids = raw_row(raw, INPUT_IDS, row), *types = raw_row(raw, SEGMENT_IDS, row);
-    for (int64_t i = 0; i < length; i++) {
+static void put(struct numbers *to, int64_t at, uint32_t value) {
+    if (to->narrow)
+        to->narrow[at] = (uint16_t)value;
+    else
+        to->wide[at] = value;
+}
+
+static status add_tokens(const struct raw *raw, const struct piece *piece, int64_t begin, struct block *block) {
+    const int32_t *ids = raw_row(raw, INPUT_IDS, piece->row) + piece->token;
+    const int32_t *types = raw_row(raw, SEGMENT_IDS, piece->row) + piece->token;
+    for (int64_t i = 0; i < piece->length; i++) {
         if ((uint32_t)ids[i] >= (uint64_t)raw->limits->vocab_size)
-            return bad_id(raw, INPUT_IDS, row, i);
+            return bad_id(raw, INPUT_IDS, piece->row, piece->token + i);
         if (types[i] != 0 && types[i] != 1)
-            return bad_row(raw, SEGMENT_IDS, row, i, "0 or 1");
-        block->ids[begin + i] = ids[i];
-        block->types[begin + i] = (uint8_t)types[i];
+            return bad_value(raw, SEGMENT_IDS, piece->row, piece->token + i, "0 or 1");
+        put(&block->tokens, begin + i, 2 * (uint32_t)ids[i] + (uint32_t)types[i]);
     }
-    block->token_starts[row + 1] = begin + length;
     return OK;
 }
 
-static status add_masks(const struct raw *raw, int64_t row, struct block *block) {
-    const int32_t *positions = raw_row(raw, MASKED_POSITIONS, row), *labels = raw_row(raw, MASKED_IDS, row);
-    int64_t length = block->token_starts[row + 1] - block->token_starts[row], at = block->mask_starts[row], i;
-    for (i = 0; i < raw->width[MASKED_POSITIONS] && positions[i] != 0;
-         i++) { /* [CLS] is never masked: 0 ends the list */
-        if (positions[i] < 0 || positions[i] >= length)
-            return bad_row(raw, MASKED_POSITIONS, row, i, "a position inside the sequence");
+static status add_masks(const struct raw *raw, const struct piece *piece, int64_t begin, struct block *block) {
+    const int32_t *positions = raw_row(raw, MASKED_POSITIONS, piece->row) + piece->mask;
+    const int32_t *labels = raw_row(raw, MASKED_IDS, piece->row) + piece->mask;
+    for (int64_t i = 0; i < piece->masks; i++) {
+        if (positions[i] < piece->token || positions[i] >= piece->token + piece->length)
+            return bad_value(raw, MASKED_POSITIONS, piece->row, piece->mask + i, "a position inside the sequence");
         if (i > 0 && positions[i] <= positions[i - 1])
-            return bad_row(raw, MASKED_POSITIONS, row, i, "ascending positions");
+            return bad_value(raw, MASKED_POSITIONS, piece->row, piece->mask + i, "ascending positions");
         if ((uint32_t)labels[i] >= (uint64_t)raw->limits->vocab_size)
-            return bad_id(raw, MASKED_IDS, row, i);
-        block->positions[at + i] = positions[i];
-        block->labels[at + i] = labels[i];
+            return bad_id(raw, MASKED_IDS, piece->row, piece->mask + i);
+        put(&block->positions, begin + i, (uint32_t)(positions[i] - piece->token));
+        put(&block->labels, begin + i, (uint32_t)labels[i]);
     }
-    if (i > raw->limits->max_predictions)
-        return bad_input("%s: row %lld has %lld masked positions, more than the %lld planned for", raw->shard->path,
-                         (long long)(raw->first + row), (long long)i, (long long)raw->limits->max_predictions);
-    block->mask_starts[row + 1] = at + i;
     return OK;
+}
+
+static status add_sequence(const struct raw *raw, const struct piece *piece, struct block *block) {
+    const struct shard_limits *limits = raw->limits;
+    const char *path = raw->shard->path;
+    int64_t row = raw->first + piece->row, n = block->sequences;
+    if (piece->length < 1)
+        return bad_input("%s: dataset %s, row %lld: the sequence is empty, expected at least one token", path,
+                         column_name(raw->column[INPUT_MASK].values ? INPUT_MASK : INPUT_IDS), (long long)row);
+    if (piece->length > limits->seq_len)
+        return bad_input("%s: row %lld has %lld tokens, more than the %lld planned for", path, (long long)row,
+                         (long long)piece->length, (long long)limits->seq_len);
+    if (piece->masks > limits->max_predictions)
+        return bad_input("%s: row %lld has %lld masked positions, more than the %lld planned for", path, (long long)row,
+                         (long long)piece->masks, (long long)limits->max_predictions);
+    TRY(add_tokens(raw, piece, block->token_starts[n], block));
+    TRY(add_masks(raw, piece, block->mask_starts[n], block));
+    int32_t label = raw_row(raw, NSP_LABELS, piece->row)[piece->number];
+    if (label != 0 && label != 1)
+        return bad_value(raw, NSP_LABELS, piece->row, piece->number, "0 or 1");
+    block->token_starts[n + 1] = block->token_starts[n] + piece->length;
+    block->mask_starts[n + 1] = block->mask_starts[n] + piece->masks;
+    block->nsp[n] = (uint8_t)label;
+    block->sequences++;
+    return OK;
+}
+
+static status check_lengths(const struct raw *raw, int64_t row) {
+    int64_t tokens = raw_length(raw, INPUT_IDS, row), masks = raw_length(raw, MASKED_POSITIONS, row);
+    if (raw_length(raw, SEGMENT_IDS, row) != tokens)
+        return bad_count(raw, SEGMENT_IDS, row, raw_length(raw, SEGMENT_IDS, row), "numbers", tokens);
+    if (raw_length(raw, MASKED_IDS, row) != masks)
+        return bad_count(raw, MASKED_IDS, row, raw_length(raw, MASKED_IDS, row), "numbers", masks);
+    return OK;
+}
+
+static status add_pack(const struct raw *raw, int64_t row, struct block *block) {
+    int64_t count = raw_length(raw, PACKED_LENGTHS, row);
+    int64_t tokens = raw_length(raw, INPUT_IDS, row), masks = raw_length(raw, MASKED_POSITIONS, row);
+    if (raw_length(raw, PACKED_MASKS, row) != count)
+        return bad_count(raw, PACKED_MASKS, row, raw_length(raw, PACKED_MASKS, row), "numbers", count);
+    if (raw_length(raw, NSP_LABELS, row) != count)
+        return bad_count(raw, NSP_LABELS, row, raw_length(raw, NSP_LABELS, row), "numbers", count);
+    struct piece piece = {.row = row};
+    for (; piece.number < count; piece.number++) {
+        piece.length = raw_row(raw, PACKED_LENGTHS, row)[piece.number];
+        piece.masks = raw_row(raw, PACKED_MASKS, row)[piece.number];
+        if (piece.length < 1 || piece.length > tokens - piece.token)
+            return bad_value(raw, PACKED_LENGTHS, row, piece.number, "lengths that add up to the tokens of the row");
+        if (piece.masks < 0 || piece.masks > masks - piece.mask)
+            return bad_value(raw, PACKED_MASKS, row, piece.number, "counts that add up to the masks of the row");
+        TRY(add_sequence(raw, &piece, block));
+        piece.token += piece.length;
+        piece.mask += piece.masks;
+    }
+    if (piece.token != tokens)
+        return bad_count(raw, PACKED_LENGTHS, row, piece.token, "tokens in all", tokens);
+    return piece.mask == masks ? OK : bad_count(raw, PACKED_MASKS, row, piece.mask, "masked positions in all", masks);
 }
 
 static status add_row(const struct raw *raw, int64_t row, struct block *block) {
-    TRY(add_tokens(raw, row, block));
-    TRY(add_masks(raw, row, block));
-    int32_t label = *raw_row(raw, NSP_LABELS, row);
-    if (label != 0 && label != 1)
-        return bad_row(raw, NSP_LABELS, row, 0, "0 or 1");
-    block->nsp[row] = (uint8_t)label;
+    TRY(check_lengths(raw, row));
+    if (raw->form == FORM_PACKED)
+        return add_pack(raw, row, block);
+    struct piece piece = {.row = row, .length = raw_length(raw, INPUT_IDS, row)};
+    if (raw->form == FORM_FIXED)
+        TRY(padded_length(raw, row, &piece.length));
+    TRY(padded_masks(raw, row, &piece.masks));
+    return add_sequence(raw, &piece, block);
+}
+
+/* --- blocks --- */
+
+static void numbers_resize(struct numbers *numbers, int64_t count, bool wide) {
+    if (wide)
+        numbers->wide = xrealloc(numbers->wide, (size_t)count * sizeof *numbers->wide);
+    else
+        numbers->narrow = xrealloc(numbers->narrow, (size_t)count * sizeof *numbers->narrow);
+}
+
+static void block_resize(struct block *block, const struct shard_limits *limits, int64_t tokens, int64_t masks) {
+    numbers_resize(&block->tokens, tokens, limits->vocab_size > 32768);
+    numbers_resize(&block->positions, masks, limits->seq_len > 65536);
+    numbers_resize(&block->labels, masks, limits->vocab_size > 65536);
+}
+
+static status cut(const struct raw *raw, int64_t sequences, struct block *block) {
+    int64_t stored = raw->stored;
+    if ((raw->form == FORM_PACKED ? raw->column[PACKED_LENGTHS].starts[stored] : stored) != sequences)
+        return bad_input(
+            "%s: rows %lld to %lld hold another number of sequences than when the run began: the file "
+            "changed",
+            raw->shard->path, (long long)raw->first, (long long)(raw->first + stored - 1));
+    block->token_starts = xcalloc((size_t)sequences + 1, sizeof *block->token_starts);
+    block->mask_starts = xcalloc((size_t)sequences + 1, sizeof *block->mask_starts);
+    block->nsp = xmalloc((size_t)sequences);
+    /* room for the padding too, given back once it is known */
+    block_resize(block, raw->limits, raw->column[INPUT_IDS].starts[stored],
+                 raw->column[MASKED_POSITIONS].starts[stored]);
+    for (int64_t row = 0; row < stored; row++)
+        TRY(add_row(raw, row, block));
+    block_resize(block, raw->limits, block->token_starts[sequences], block->mask_starts[sequences]);
     return OK;
 }
 
-static status read_raw(const struct shard *shard, int64_t count, struct raw *raw) {
-    struct file file;
-    pthread_mutex_lock(&library);
-    status code = open_file(shard->path, &file);
-    if (code == OK)
-        code = open_datasets(&file);
-    if (code == OK && (int64_t)file.dims[INPUT_IDS][0] != shard->rows)
-        code = bad_input("%s: has %llu rows, but had %lld when the run began: the file changed", shard->path,
-                         (unsigned long long)file.dims[INPUT_IDS][0], (long long)shard->rows);
-    for (int c = 0; c < COLUMNS && code == OK; c++) {
-        if (file.dataset[c] < 0)
-            continue;
-        raw->width[c] = columns[c].rank == 2 ? (int64_t)file.dims[c][1] : 1;
-        raw->values[c] = xmalloc((size_t)(count * raw->width[c]) * sizeof *raw->values[c]);
-        code = read_rows(&file, c, raw->first, count, raw->values[c]);
-    }
-    close_file(&file);
-    pthread_mutex_unlock(&library);
-    return code;
-}
-
-/* Room for the longest rows; block_shrink gives back what was not needed. */
-static void block_new(struct block *block, int64_t rows, int64_t tokens, int64_t masks) {
-    *block = (struct block){.rows = rows,
-                            .token_starts = xcalloc((size_t)rows + 1, sizeof *block->token_starts),
-                            .mask_starts = xcalloc((size_t)rows + 1, sizeof *block->mask_starts),
-                            .ids = xmalloc((size_t)tokens * sizeof *block->ids),
-                            .types = xmalloc((size_t)tokens),
-                            .positions = xmalloc((size_t)masks * sizeof *block->positions),
-                            .labels = xmalloc((size_t)masks * sizeof *block->labels),
-                            .nsp = xmalloc((size_t)rows)};
-}
-
-static void block_shrink(struct block *block) {
-    size_t tokens = (size_t)block->token_starts[block->rows], masks = (size_t)block->mask_starts[block->rows];
-    block->ids = xrealloc(block->ids, tokens * sizeof *block->ids);
-    block->types = xrealloc(block->types, tokens);
-    block->positions = xrealloc(block->positions, masks * sizeof *block->positions);
-    block->labels = xrealloc(block->labels, masks * sizeof *block->labels);
-}
-
-status shard_read(const struct shard *shard, int64_t first, int64_t count, const struct shard_limits *limits,
+status shard_read(const struct shard *shard, const struct extent *extent, const struct shard_limits *limits,
                   struct block *out) {
-    struct raw raw = {.shard = shard, .limits = limits, .first = first};
+    struct raw raw = {.shard = shard, .limits = limits, .first = extent->first, .stored = extent->stored};
     *out = (struct block){0};
-    status code = read_raw(shard, count, &raw);
-    if (code == OK) {
-        block_new(out, count, count * raw.width[INPUT_IDS], count * raw.width[MASKED_POSITIONS]);
-        for (int64_t row = 0; row < count && code == OK; row++)
-            code = add_row(&raw, row, out);
-    }
-    for (int c = 0; c < COLUMNS; c++)
-        free(raw.values[c]);
+    status code = read_raw(&raw);
     if (code == OK)
-        block_shrink(out);
-    else
+        code = cut(&raw, extent->sequences, out);
+    for (enum column c = 0; c < COLUMNS; c++)
+        stored_rows_free(&raw.column[c]);
+    if (code != OK)
         block_free(out);
     return code;
 }
 
 void block_free(struct block *block) {
+    struct numbers *numbers[] = {&block->tokens, &block->positions, &block->labels};
+    for (int i = 0; i < 3; i++) {
+        free(numbers[i]->narrow);
+        free(numbers[i]->wide);
+    }
     free(block->token_starts);
     free(block->mask_starts);
-    free(block->ids);
-    free(block->types);
-    free(block->positions);
-    free(block->labels);
     free(block->nsp);
     *block = (struct block){0};
 }

@@ -132,7 +132,7 @@ static void test_refused_files(void **state) {
     refuses("[model]\nnsp = yes\n", ":2: model.nsp = 'yes': expected true or false");
     refuses("[model]\nhidden_act = swish\n", ":2: model.hidden_act = 'swish': expected gelu, gelu_new or relu");
     refuses("[train]\nsteps = 5\n[data]\n[train]\nsteps = 6\n",
-            ":5: train.steps is given again; it stands at %s:2 already");
+            ":5: train.steps is given again; it stands in line 2 already");
     refuses("steps = 5\n", ":1: 'steps = 5' stands before any [section]");
     refuses("[train]\nsteps 5\n", ":2: expected 'key = value', '[section]' or a comment, got 'steps 5'");
     refuses("[train\nsteps = 5\n", ":1: expected '[section]', got '[train'");

@@ -61,7 +61,7 @@ def torch_curve(path, data, order):
 def main():
     folder = tempfile.mkdtemp(prefix="berth-curve-")
     try:
-        text_and_shards(BERTH, folder, documents=10)
+        text_and_shards(BERTH, folder, seq_len=16, predictions=3, documents=3)
         data = read(f"{folder}/shards/train")
         count = len(data["input_ids"])
         torch.manual_seed(3)
