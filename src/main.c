@@ -1,5 +1,7 @@
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "base/log.h"
 #include "base/text.h"
@@ -58,7 +60,18 @@ static status run(int argc, char **argv) {
     return unknown_command(argv[1]);
 }
 
+/* A thread of OpenMP that waits must soon sleep: by default it spins, and when another process takes a core (shared
+ * machines do that all the time) everybody burns time waiting for a thread that does not run. The library reads its
+ * environment as it is loaded, so it takes a second start of the program. What the user set stays. */
+static void let_idle_threads_sleep(char **argv) {
+    if (getenv("GOMP_SPINCOUNT") || getenv("OMP_WAIT_POLICY"))
+        return;
+    setenv("GOMP_SPINCOUNT", "10000", 1); /* tens of microseconds */
+    execv("/proc/self/exe", argv);        /* where that fails, threads spin */
+}
+
 int main(int argc, char **argv) {
+    let_idle_threads_sleep(argv);
     status code = run(argc, argv);
     if (code == OK && fflush(stdout) != 0)
         code = failed("cannot write to standard output");

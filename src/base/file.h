@@ -29,8 +29,8 @@ status file_commit(struct file_out *file);
 void file_abandon(struct file_out *file);
 status file_write_all(const char *path, const void *bytes, size_t count); /* create + write + commit */
 
-/* A file that grows while the program runs: opened (created if need be) and cut to `length` bytes; bytes added at its end;
- * flushed to disk. The caller closes the descriptor. */
+/* A file that grows while the program runs: opened (created if need be) and cut to `length` bytes; bytes added at its
+ * end; flushed to disk. The caller closes the descriptor. */
 status file_open_append(const char *path, int64_t length, int *descriptor);
 status file_append(int descriptor, const char *path, const void *bytes, size_t count);
 status file_flush(int descriptor, const char *path);

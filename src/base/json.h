@@ -16,7 +16,7 @@ status json_read_file(const char *path, json **out);
 void json_free(json *root);
 
 json *json_get(const json *object, const char *key); /* NULL if absent */
-json *json_first(const json *container);             /* children in order: for (j = json_first(x); j; j = json_next(j)) */
+json *json_first(const json *container); /* children in order: for (j = json_first(x); j; j = json_next(j)) */
 json *json_next(const json *item);
 const char *json_key(const json *item);
 bool json_is_null(const json *item);

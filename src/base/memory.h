@@ -19,12 +19,12 @@ status memory_new(void **out, size_t bytes, const char *what);
 void memory_free(void *memory);
 
 /* Make room for one more element in a growing array. `items` is the pointer, `count` the number in use. */
-#define GROW(items, count, capacity)                                                        \
-    do {                                                                                    \
-        if ((count) == (capacity)) {                                                        \
-            (capacity) = (capacity) ? 2 * (capacity) : 16;                                  \
-            (items) = xrealloc((items), (size_t)(capacity) * sizeof *(items));              \
-        }                                                                                   \
+#define GROW(items, count, capacity)                                           \
+    do {                                                                       \
+        if ((count) == (capacity)) {                                           \
+            (capacity) = (capacity) ? 2 * (capacity) : 16;                     \
+            (items) = xrealloc((items), (size_t)(capacity) * sizeof *(items)); \
+        }                                                                      \
     } while (0)
 
 /* An arena: many small allocations with one lifetime. Zero-initialize it; pointers stay where they are. */

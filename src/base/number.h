@@ -1,4 +1,5 @@
-/* Number types that C lacks: conversions between float and bfloat16 / IEEE half, and the dtypes of tensors and files. */
+/* Number types that C lacks: conversions between float and bfloat16 / IEEE half, and the dtypes of tensors and files.
+ */
 #ifndef BERTH_BASE_NUMBER_H
 #define BERTH_BASE_NUMBER_H
 
@@ -11,7 +12,8 @@ typedef uint16_t bf16;
 enum dtype { F32, BF16, F16, F64, I32, I64, U8, DTYPE_COUNT };
 
 static inline size_t dtype_size(enum dtype dtype) {
-    static const size_t size[DTYPE_COUNT] = {[F32] = 4, [BF16] = 2, [F16] = 2, [F64] = 8, [I32] = 4, [I64] = 8, [U8] = 1};
+    static const size_t size[DTYPE_COUNT] = {
+        [F32] = 4, [BF16] = 2, [F16] = 2, [F64] = 8, [I32] = 4, [I64] = 8, [U8] = 1};
     return size[dtype];
 }
 const char *dtype_name(enum dtype dtype); /* "f32", "bf16", … */

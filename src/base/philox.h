@@ -36,9 +36,10 @@ enum random_domain { RANDOM_INIT = 1, RANDOM_ORDER, RANDOM_INSTANCES, RANDOM_MAS
 
 struct random_stream random_open(uint64_t seed, enum random_domain domain, uint64_t stream);
 uint32_t random_u32(struct random_stream *random);
-uint64_t random_below(struct random_stream *random, uint64_t bound); /* uniform in [0, bound), without bias; bound ≥ 1 */
-double random_uniform(struct random_stream *random);                 /* [0, 1), 53 bits */
-double random_normal(struct random_stream *random);                  /* mean 0, variance 1 */
+uint64_t random_below(struct random_stream *random,
+                      uint64_t bound);               /* uniform in [0, bound), without bias; bound ≥ 1 */
+double random_uniform(struct random_stream *random); /* [0, 1), 53 bits */
+double random_normal(struct random_stream *random);  /* mean 0, variance 1 */
 /* permutation[0..n) becomes a uniform permutation of 0..n-1 (Fisher and Yates). */
 void random_permutation(struct random_stream *random, int64_t n, int64_t *permutation);
 

@@ -14,7 +14,8 @@ status cmd_inspect(int argc, char **argv);
 status cmd_config(int argc, char **argv);
 
 /* Command-line options of the tools that take no INI file. One table describes an option, its help and where its value
- * goes; parsing, --help and the errors (unknown option with the nearest known one, missing or bad value) come from it. */
+ * goes; parsing, --help and the errors (unknown option with the nearest known one, missing or bad value) come from it.
+ */
 enum option_type {
     OPTION_FLAG,   /* bool: present or not */
     OPTION_INT,    /* int64_t */

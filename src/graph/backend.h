@@ -26,9 +26,9 @@ struct op_call {
     enum op op;
     const struct attr *attr;
     struct operand in[MAX_OPERANDS], out[MAX_OPERANDS];
-    bool accumulate; /* add to "~" outputs instead of overwriting them */
-    bool evaluate;   /* dropout is the identity (its mask is all ones) */
-    uint64_t seed;   /* dropout */
+    bool accumulate;                 /* add to "~" outputs instead of overwriting them */
+    bool evaluate;                   /* dropout is the identity (its mask is all ones) */
+    uint64_t seed;                   /* dropout */
     int64_t heads, longest_position; /* h; Lmax of the dropout counters (max_position_embeddings) */
     int64_t hidden;                  /* i: dropout's elements are position * hidden + column */
     const struct ragged *ragged;
@@ -41,11 +41,12 @@ struct op_call {
 };
 
 struct backend {
-    const char *name; /* "cpu" */
+    const char *name;                                                                          /* "cpu" */
     status (*memory_new)(struct backend *backend, void **out, size_t bytes, const char *what); /* zeroed */
     void (*memory_free)(struct backend *backend, void *memory);
     status (*upload)(struct backend *backend, void *to, const void *from_host, size_t bytes);
-    status (*download)(struct backend *backend, void *to_host, const void *from, size_t bytes); /* after all work before it */
+    status (*download)(struct backend *backend, void *to_host, const void *from,
+                       size_t bytes); /* after all work before it */
     status (*zero)(struct backend *backend, void *memory, size_t bytes);
     bool (*supports)(const struct backend *backend, enum op op, enum dtype compute);
     status (*run)(struct backend *backend, const struct op_call *call);

@@ -8,8 +8,8 @@
 
 struct exec;
 
-/* Plans memory, allocates it on the device, and checks that the backend has every operator. Takes no ownership. `seed` keys
- * dropout. */
+/* Plans memory, allocates it on the device, and checks that the backend has every operator. Takes no ownership. `seed`
+ * keys dropout. */
 status exec_new(struct exec **out, struct graph *graph, struct backend *backend, uint64_t seed);
 void exec_free(struct exec *exec);
 
@@ -18,16 +18,16 @@ void exec_free(struct exec *exec);
 status exec_set_ragged(struct exec *exec, int64_t sequences, const int32_t *starts, const int64_t *sequence_numbers,
                        int64_t masked);
 
-/* Host to device and back, whole tensors of kinds INPUT, STATE, RESULT, WEIGHT, GRADIENT (any kind for download, between
- * passes). `count` elements from the tensor's start; dtype is the tensor's. */
+/* Host to device and back, whole tensors of kinds INPUT, STATE, RESULT, WEIGHT, GRADIENT (any kind for download,
+ * between passes). `count` elements from the tensor's start; dtype is the tensor's. */
 status exec_upload(struct exec *exec, int tensor, const void *host, int64_t count);
 status exec_download(struct exec *exec, int tensor, void *host, int64_t count);
 /* A parameter's slice of a flat state tensor (master weights, moments): `parameter` selects offset and count. */
 status exec_upload_slice(struct exec *exec, int tensor, int parameter, const void *host);
 status exec_download_slice(struct exec *exec, int tensor, int parameter, void *host);
 
-/* Run the nodes of the given passes (a set of enum pass). `first`: this is the first micro-step of its step, so gradients
- * and sums are overwritten rather than added to. `evaluate`: dropout off. */
+/* Run the nodes of the given passes (a set of enum pass). `first`: this is the first micro-step of its step, so
+ * gradients and sums are overwritten rather than added to. `evaluate`: dropout off. */
 status exec_run(struct exec *exec, int passes, bool first, bool evaluate);
 
 const struct plan *exec_plan(const struct exec *exec);

@@ -18,8 +18,8 @@ enum dim {
 };
 char dim_letter(enum dim dim);
 
-/* Sizes of all dims. n: true counts. padded: what is allocated and what contractions may run over; equal to n for all but
- * the ragged dims t, m, b, which are rounded up so that library primitives are made once per bucket. */
+/* Sizes of all dims. n: true counts. padded: what is allocated and what contractions may run over; equal to n for all
+ * but the ragged dims t, m, b, which are rounded up so that library primitives are made once per bucket. */
 struct sizes {
     int64_t n[DIM_COUNT], padded[DIM_COUNT];
 };
@@ -45,8 +45,8 @@ struct op_info {
     int inputs, outputs, in_place;
     struct operand_info {
         char name[16], letters[8];
-        bool rows_only;  /* [n]: bytes count only the rows an index touches */
-        bool updated;    /* + */
+        bool rows_only;   /* [n]: bytes count only the rows an index touches */
+        bool updated;     /* + */
         bool accumulated; /* ~ */
         bool fixed_dtype; /* dtype below; otherwise the graph's compute dtype */
         enum dtype dtype;
@@ -64,7 +64,7 @@ struct attr {
     uint32_t site;     /* dropout: place in the network, see model/bert.h */
     enum activation act;
     double epsilon; /* layernorm, optimizer */
-    float scale;   /* attn_scale */
+    float scale;    /* attn_scale */
     int64_t classes;
     bool add_always; /* a second contribution to a gradient within one micro-step: never overwrite */
     /* optimizer */
@@ -95,7 +95,7 @@ enum pass { PASS_FORWARD = 1, PASS_BACKWARD = 2, PASS_UPDATE = 4 };
 struct node {
     enum op op;
     enum pass pass;
-    int layer; /* encoder layer, or -1 */
+    int layer;                               /* encoder layer, or -1 */
     int in[MAX_OPERANDS], out[MAX_OPERANDS]; /* tensor numbers */
     struct attr attr;
 };
@@ -146,11 +146,12 @@ struct graph *graph_new(enum dtype compute, const struct sizes *capacity);
 void graph_free(struct graph *graph);
 
 /* New tensor; letters as in dim.def ("ti", "he", "1"). The name is printf-style and copied. Returns its number. */
-int graph_tensor(struct graph *graph, enum tensor_kind kind, enum dtype dtype, const char *letters, const char *name, ...)
-    __attribute__((format(printf, 5, 6)));
-/* New parameter with its weight and gradient tensors; returns its number. Vectors are f32, matrices of the compute dtype. */
-int graph_parameter(struct graph *graph, const char *letters, enum parameter_init init, bool decay, const char *name, ...)
-    __attribute__((format(printf, 5, 6)));
+int graph_tensor(struct graph *graph, enum tensor_kind kind, enum dtype dtype, const char *letters, const char *name,
+                 ...) __attribute__((format(printf, 5, 6)));
+/* New parameter with its weight and gradient tensors; returns its number. Vectors are f32, matrices of the compute
+ * dtype. */
+int graph_parameter(struct graph *graph, const char *letters, enum parameter_init init, bool decay, const char *name,
+                    ...) __attribute__((format(printf, 5, 6)));
 /* After the last parameter: chunks, flat_count, sizes of dims f and z. */
 void graph_close_parameters(struct graph *graph);
 int graph_find_parameter(const struct graph *graph, const char *name); /* -1 if absent */

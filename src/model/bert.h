@@ -21,27 +21,28 @@ struct bert_shape {
 /* Tensors that the trainer feeds and reads. */
 struct bert_tensors {
     /* inputs of a micro-batch; t, m, b entries */
-    int ids, positions, types;                      /* [t] i32 */
-    int word_order, position_order, type_order;     /* [t] i32: rows sorted (stably) by ids, positions, types */
-    int masked_rows, masked_labels;                 /* [m] i32 */
-    int first_rows, nsp_labels;                     /* [b] i32: rows of [CLS]; -1 without NSP */
+    int ids, positions, types;                  /* [t] i32 */
+    int word_order, position_order, type_order; /* [t] i32: rows sorted (stably) by ids, positions, types */
+    int masked_rows, masked_labels;             /* [m] i32 */
+    int first_rows, nsp_labels;                 /* [b] i32: rows of [CLS]; -1 without NSP */
     /* inputs of a step: 1/M and 1/B of the global batch (0 where a count is 0) */
-    int mlm_scale, nsp_scale;                       /* [1] f32; nsp_scale -1 without NSP */
+    int mlm_scale, nsp_scale; /* [1] f32; nsp_scale -1 without NSP */
     /* results of a step: [sum of losses, number of right predictions] over its micro-batches */
-    int mlm_sums, nsp_sums;                         /* [s] f64; nsp_sums -1 without NSP */
-    int mlm_logits, nsp_logits;                     /* [m,v], [b,n] activations, for tests */
+    int mlm_sums, nsp_sums;     /* [s] f64; nsp_sums -1 without NSP */
+    int mlm_logits, nsp_logits; /* [m,v], [b,n] activations, for tests */
 };
 
 /* Parameters and operators of passes forward and backward. BAD_INPUT if the configuration is impossible. */
-status bert_build(const struct bert_config *config, const struct bert_shape *shape, enum dtype compute, struct graph **out,
-                  struct bert_tensors *tensors);
+status bert_build(const struct bert_config *config, const struct bert_shape *shape, enum dtype compute,
+                  struct graph **out, struct bert_tensors *tensors);
 
-/* Initial value of a parameter (HuggingFace's file_rows x columns, padding rows zero): N(0, initializer_range) truncated at
- * two standard deviations, 0 or 1. A pure function of seed and name. `values` holds rows x columns. */
-void bert_init_parameter(const struct bert_config *config, const struct parameter *parameter, uint64_t seed, float *values);
+/* Initial value of a parameter (HuggingFace's file_rows x columns, padding rows zero): N(0, initializer_range)
+ * truncated at two standard deviations, 0 or 1. A pure function of seed and name. `values` holds rows x columns. */
+void bert_init_parameter(const struct bert_config *config, const struct parameter *parameter, uint64_t seed,
+                         float *values);
 
-/* Model flop of one sequence, forward and backward: 6 * encoder weights * length + 12 L h length^2 + heads over the masked
- * positions. */
+/* Model flop of one sequence, forward and backward: 6 * encoder weights * length + 12 L h length^2 + heads over the
+ * masked positions. */
 double bert_flop(const struct bert_config *config, int64_t length, int64_t masked);
 
 #endif

@@ -12,9 +12,11 @@
 #include "base/memory.h"
 #include "base/parallel.h"
 
-/* An allocation that cannot succeed must return an error under the address sanitizer too. */
+/* An allocation that cannot succeed must return an error under the sanitizers too. */
 const char *__asan_default_options(void);
+const char *__tsan_default_options(void);
 const char *__asan_default_options(void) { return "allocator_may_return_null=1"; }
+const char *__tsan_default_options(void) { return "allocator_may_return_null=1"; }
 
 struct cover {
     int64_t n, grain;

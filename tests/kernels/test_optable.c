@@ -7,8 +7,8 @@
  *
  * Tolerances: f32 arithmetic of a sum of K terms errs by some sqrt(K) roundings of 2^-24 of its magnitude, so the bound
  * is `growth` (from the table of cases) x 2^-24 x the magnitude, the larger of the reference's value and its root mean
- * square; a bf16 result adds half a unit in its last place, at most 2^-8 of the value. Inputs are the same rounded values on
- * both sides. */
+ * square; a bf16 result adds half a unit in its last place, at most 2^-8 of the value. Inputs are the same rounded
+ * values on both sides. */
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
