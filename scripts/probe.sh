@@ -8,6 +8,7 @@ set -u
 folder=$1
 work=$folder/probe
 log=$folder/probe.log
+rm -rf "$work"
 mkdir -p "$work"
 : >"$log"
 : >"$work/features.txt"

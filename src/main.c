@@ -73,7 +73,7 @@ static void let_idle_threads_sleep(char **argv) {
 int main(int argc, char **argv) {
     let_idle_threads_sleep(argv);
     status code = run(argc, argv);
-    if (code == OK && fflush(stdout) != 0)
+    if (code == OK && (fflush(stdout) != 0 || ferror(stdout)))
         code = failed("cannot write to standard output");
     if (code == STOPPED)
         log_info("%s", status_message());

@@ -1,8 +1,10 @@
 /* Shards in, batches out.
  *
  * A data set is the checked list of shard files behind a setting like data.train: a file, a folder, a glob or a
- * comma-separated list of these. A reader walks its sequences in the order fixed by (seed, epoch, list of shards) and
- * fills a ring of steps ahead of the trainer from one thread, which alone calls HDF5. */
+ * comma-separated list of these. A shard has NVIDIA's datasets in integers of any size: padded rows (input_mask may be
+ * missing), variable-length rows, or packed rows, whose sequences come out one by one. A reader walks the sequences in
+ * the order fixed by (seed, epoch, list of shards) and fills a ring of steps ahead of the trainer from one thread,
+ * which alone calls HDF5. */
 #ifndef BERTH_DATA_READER_H
 #define BERTH_DATA_READER_H
 

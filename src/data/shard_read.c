@@ -36,12 +36,13 @@ static int64_t rows_a_block(const struct shard_file *file) {
     return (chunk + parts - 1) / parts;
 }
 
-/* Where rows differ in length, only reading them tells how long they get, and how many sequences are packed in them. */
+/* Where rows differ in length, only reading them tells how long they get, and how many sequences are packed in them:
+ * the smallest datasets that say so. */
 static status scan_block(const struct shard_file *file, struct shard *shard, int64_t number) {
     struct extent extent = shard_block(shard, number);
     struct stored_rows lengths = {0}, masks = {0};
     bool packed = file->form == FORM_PACKED;
-    status code = shard_file_read(file, packed ? PACKED_LENGTHS : INPUT_IDS, extent.first, extent.stored, &lengths);
+    status code = shard_file_read(file, packed ? PACKED_LENGTHS : SEGMENT_IDS, extent.first, extent.stored, &lengths);
     if (code == OK)
         code = shard_file_read(file, packed ? PACKED_MASKS : MASKED_POSITIONS, extent.first, extent.stored, &masks);
     if (code == OK && packed) {

@@ -9,7 +9,7 @@
 
 enum {
     BLOCK_ROWS = 1024,      /* about so many rows make a block */
-    BLOCK_TOKENS = 1 << 20, /* and at most so many tokens: the 64 blocks of a reader then take 128 MB */
+    BLOCK_TOKENS = 1 << 20, /* and at most so many tokens: the 64 blocks of a reader then take some 170 MB */
 };
 
 struct shard {

@@ -117,6 +117,10 @@ static status evaluate(struct loop *loop, bool *best) {
 static status note_step(struct loop *loop, const struct step_data *data, const struct step_result *result,
                         double seconds) {
     struct training *training = loop->training;
+    /* measured while the machine was busy, the peak came out too low: what was reached since is a better one */
+    if (training->peak_flops > 0 && training->settings->device.peak_tflops == 0 &&
+        result->flop / seconds > training->peak_flops)
+        training->peak_flops = result->flop / seconds;
     double peak = training->peak_flops;
     struct metrics_step line = {.step = result->step,
                                 .loss = result->loss,

@@ -125,6 +125,7 @@ static void test_refused_files(void **state) {
     refuses("[train]\nsteps = 99999999999999999999\n",
             ":2: train.steps = '99999999999999999999': expected whole number, at least 1");
     refuses("[train]\nsteps =\n", ":2: train.steps = '': expected whole number, at least 1");
+    refuses("[model]\nhidden_size = 65537\n", ":2: model.hidden_size = '65537': expected whole number from 1 to 65536");
     refuses("[model]\nhidden_dropout_prob = 1\n", ":2: model.hidden_dropout_prob = '1': expected number from 0 to 0.9");
     refuses("[optim]\nlr = nan\n", ":2: optim.lr = 'nan': expected number from 0 to 100");
     refuses("[optim]\nlr = 1e-4x\n", ":2: optim.lr = '1e-4x': expected number from 0 to 100");
