@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """200 steps of a BERT-mini, dropout 0, from the same start weights and on the same batches: berth's loss curve against PyTorch's.
 
-Usage: check_curve.py [path of berth]. The batch of every step is the whole training set (so the order of samples cannot matter
+Usage: compare_curve.py [path of berth]. The batch of every step is the whole training set (so the order of samples cannot matter
 but for rounding). How close two right programs stay is taken from PyTorch itself: the same run with its sequences in another
 order, which changes nothing but rounding. berth may stray ten times as far, or 1e-3 of the loss, whichever is more."""
 import json
@@ -87,7 +87,7 @@ def main():
           f"of PyTorch to itself {noise:.1e}")
     assert theirs[-1] < 0.8 * theirs[0], "nothing was learned: the curves prove little"
     assert error <= max(10 * noise, 1e-3)
-    print("check_curve: passed")
+    print("compare_curve: passed")
 
 
 main()
