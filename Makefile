@@ -107,8 +107,6 @@ $(BUILD)/tests/%: tests/%.c $(BUILD)/flags.stamp $$(call shared_sources,$$(dir $
 
 tests: $(TESTS)
 
-print-build:
-	@echo $(BUILD)
 print-tests:
 	@echo $(TESTS)
 
@@ -150,5 +148,5 @@ help:
 	@echo "Features: ONEDNN OPENMP MPI CUDA NCCL = 0 (leave out) or 1 (must be there); sh scripts/check.sh checks everything."
 
 .SECONDARY:
-.PHONY: all tests print-build print-tests check check-layers format-check install uninstall features clean help
+.PHONY: all tests print-tests check check-layers format-check install uninstall features clean help
 -include $(SOURCES:src/%.c=$(BUILD)/obj/%.d) $(BUILD)/obj/main.d $(TESTS:%=%.d)

@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 """200 steps of a BERT-mini, dropout 0, from the same start weights and on the same batches: berth's loss curve against PyTorch's.
 
-Usage: compare_curve.py [path of berth]. The batch of every step is the whole training set (so the order of samples cannot matter
+Usage: check_curve.py [path of berth]. The batch of every step is the whole training set (so the order of samples cannot matter
 but for rounding). How close two right programs stay is taken from PyTorch itself: the same run with its sequences in another
-order, which changes nothing but rounding. berth may stray ten times as far, or 1e-3 of the loss, whichever is more."""
+order, which changes nothing but rounding. berth may stray ten times as far, or 1e-4 of the loss, whichever is more."""
 import json
 import os
 import shutil
@@ -86,8 +86,8 @@ def main():
     print(f"{count} sequences; loss {theirs[0]:.4f} -> {theirs[-1]:.4f} (berth {ours[-1]:.4f}); largest relative difference {error:.1e}, "
           f"of PyTorch to itself {noise:.1e}")
     assert theirs[-1] < 0.8 * theirs[0], "nothing was learned: the curves prove little"
-    assert error <= max(10 * noise, 1e-3)
-    print("compare_curve: passed")
+    assert error <= max(10 * noise, 1e-4)
+    print("check_curve: passed")
 
 
 main()
