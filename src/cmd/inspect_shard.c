@@ -6,6 +6,7 @@
 #include "data/wordpiece.h"
 
 struct totals {
+    const struct vocab *vocab; /* NULL: ids */
     int64_t sequences, tokens, masked, random_next, shortest, longest, largest_id;
 };
 
@@ -48,6 +49,13 @@ static void print_sample(const struct batch *batch, const struct vocab *vocab) {
     printf("\n");
 }
 
+static void show_batch(void *ctx, const struct batch *batch) {
+    struct totals *totals = ctx;
+    if (totals->sequences == 0)
+        print_sample(batch, totals->vocab);
+    count_batch(batch, totals);
+}
+
 static void print_totals(const struct dataset *dataset, const struct totals *t) {
     double n = (double)t->sequences;
     printf("shards    %lld, planned for %lld tokens and %lld masked positions a sequence\n",
@@ -60,37 +68,15 @@ static void print_totals(const struct dataset *dataset, const struct totals *t) 
     printf("ids       up to %lld\n", (long long)t->largest_id);
 }
 
-static status read_all(const struct dataset *dataset, const struct vocab *vocab, struct totals *totals) {
-    struct reader_options options = {.global_batch = 256,
-                                     .micro_batch = 256,
-                                     .ranks = 1,
-                                     .vocab_size = vocab ? vocab_size(vocab) : INT32_MAX,
-                                     .seq_len = dataset_seq_len(dataset),
-                                     .max_predictions = dataset_max_predictions(dataset),
-                                     .ring = 2};
-    struct reader *reader;
-    TRY(reader_open(dataset, &options, &reader));
-    const struct step_data *data;
-    status code;
-    while ((code = reader_next(reader, &data)) == OK && data) {
-        if (totals->sequences == 0)
-            print_sample(&data->batches[0], vocab);
-        for (int64_t i = 0; i < data->micro_batches; i++)
-            count_batch(&data->batches[i], totals);
-    }
-    reader_close(reader);
-    return code;
-}
-
 status inspect_shard(const char *path, const char *vocab_path) {
     struct vocab *vocab = NULL;
     struct dataset *dataset = NULL;
-    struct totals totals = {0};
     status code = vocab_path ? vocab_read(vocab_path, &vocab) : OK;
+    struct totals totals = {.vocab = vocab};
     if (code == OK)
         code = dataset_open("inspect", path, &dataset);
     if (code == OK)
-        code = read_all(dataset, vocab, &totals);
+        code = dataset_visit(dataset, vocab ? vocab_size(vocab) : INT32_MAX, show_batch, &totals);
     if (code == OK)
         print_totals(dataset, &totals);
     dataset_free(dataset);

@@ -41,6 +41,8 @@ void settings_write_ini(const struct settings *settings, struct text *out) {
 }
 
 void settings_describe(struct text *out) {
+    struct settings defaults;
+    settings_set_defaults(&defaults);
     for (int section = 0; setting_sections[section].name; section++) {
         text_printf(out, "%s[%s]  %s\n", section ? "\n" : "", setting_sections[section].name,
                     setting_sections[section].doc);
@@ -48,7 +50,7 @@ void settings_describe(struct text *out) {
             if (!in_section(id, section))
                 continue;
             struct text value = {0};
-            setting_print_default(id, &value);
+            setting_print_value(&defaults, id, &value);
             text_printf(out, "  %-30s default %-12s ", setting_table[id].key, value.length ? value.data : "(empty)");
             setting_print_range(id, out);
             text_add(out, "\n");

@@ -18,7 +18,7 @@ static const struct {
     [PRESET_BASE] = {"preset base", 768, 12},  [PRESET_LARGE] = {"preset large", 1024, 24},
 };
 
-static void set_defaults(struct settings *settings) {
+void settings_set_defaults(struct settings *settings) {
     *settings = (struct settings){0};
     for (int id = 0; id < SETTING_COUNT; id++) {
         const struct setting *setting = &setting_table[id];
@@ -195,7 +195,7 @@ static status load(struct settings *settings, const struct ini *ini, const char 
 status settings_load(struct settings *settings, const char *file, char *const *overrides, int count) {
     struct text text = {0};
     struct ini ini = {0};
-    set_defaults(settings);
+    settings_set_defaults(settings);
     status code = OK;
     if (file)
         TRY_GOTO(file_read(file, &text), done);
@@ -245,7 +245,7 @@ status settings_adopt(struct settings *settings, const char *ini_text, const cha
     struct ini ini;
     struct settings old;
     TRY(ini_parse(source, ini_text, strlen(ini_text), &ini));
-    set_defaults(&old);
+    settings_set_defaults(&old);
     status code = assign_file(&old, &ini);
     const char *origin = arena_strdup(&settings->arena, source);
     bool given[SETTING_COUNT];

@@ -29,13 +29,6 @@ enum {
 #define TEXT(section, key, ...) SETTING_##section##_##key,
 #define CHOICE(section, key, ...) SETTING_##section##_##key,
 #include "config/settings.def"
-#undef SECTION
-#undef END
-#undef INT
-#undef REAL
-#undef FLAG
-#undef TEXT
-#undef CHOICE
     SETTING_COUNT
 };
 
@@ -50,13 +43,6 @@ struct settings {
 #define TEXT(section, key, ...) const char *key;
 #define CHOICE(section, key, ...) int key;
 #include "config/settings.def"
-#undef SECTION
-#undef END
-#undef INT
-#undef REAL
-#undef FLAG
-#undef TEXT
-#undef CHOICE
     /* Where each value came from: NULL for a default, else "preset base", "run.ini:12", "command line" … */
     const char *origin[SETTING_COUNT];
     struct arena arena; /* of all strings */

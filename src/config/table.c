@@ -23,13 +23,6 @@ const struct setting setting_table[SETTING_COUNT] = {
 #define CHOICE(section, key, prefix, number, choices, doc) \
     {#section, #key, SETTING_CHOICE, OFFSET(section, key), number, NULL, 0, 0, choices, doc},
 #include "config/settings.def"
-#undef SECTION
-#undef END
-#undef INT
-#undef REAL
-#undef FLAG
-#undef TEXT
-#undef CHOICE
 };
 
 const struct setting_section setting_sections[] = {
@@ -41,13 +34,6 @@ const struct setting_section setting_sections[] = {
 #define TEXT(...)
 #define CHOICE(...)
 #include "config/settings.def"
-#undef SECTION
-#undef END
-#undef INT
-#undef REAL
-#undef FLAG
-#undef TEXT
-#undef CHOICE
     {NULL, NULL}};
 
 int setting_find(const char *section, const char *key) {
@@ -173,25 +159,6 @@ void setting_print_value(const struct settings *settings, int id, struct text *o
             return;
         case SETTING_CHOICE:
             print_choice(setting_table[id].choices, *(const int *)from, out);
-            return;
-    }
-}
-
-void setting_print_default(int id, struct text *out) {
-    const struct setting *setting = &setting_table[id];
-    switch (setting->type) {
-        case SETTING_INT:
-        case SETTING_REAL:
-            json_add_double(out, setting->number);
-            return;
-        case SETTING_FLAG:
-            text_add(out, setting->number != 0 ? "true" : "false");
-            return;
-        case SETTING_TEXT:
-            text_add(out, setting->text);
-            return;
-        case SETTING_CHOICE:
-            print_choice(setting->choices, (int)setting->number, out);
             return;
     }
 }

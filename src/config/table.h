@@ -43,7 +43,7 @@ const char *setting_nearest_section(const char *section);
 /* Reads `value` into the settings (strings go to its arena). False if it has the wrong form or is out of range. */
 bool setting_parse(struct settings *settings, int id, const char *value);
 void setting_print_value(const struct settings *settings, int id, struct text *out);
-void setting_print_default(int id, struct text *out);
-void setting_print_range(int id, struct text *out); /* "whole number from 1 to 8", "a or b", … */
+void settings_set_defaults(struct settings *settings); /* no preset, no file; nothing needs freeing */
+void setting_print_range(int id, struct text *out);    /* "whole number from 1 to 8", "a or b", … */
 
 #endif

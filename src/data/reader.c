@@ -304,3 +304,22 @@ void reader_close(struct reader *reader) {
     pthread_cond_destroy(&reader->changed);
     free(reader);
 }
+
+status dataset_visit(const struct dataset *dataset, int64_t vocab_size, batch_visit visit, void *ctx) {
+    struct reader_options options = {.global_batch = 256,
+                                     .micro_batch = 256,
+                                     .ranks = 1,
+                                     .vocab_size = vocab_size,
+                                     .seq_len = dataset_seq_len(dataset),
+                                     .max_predictions = dataset_max_predictions(dataset),
+                                     .ring = 2};
+    struct reader *reader;
+    TRY(reader_open(dataset, &options, &reader));
+    const struct step_data *data;
+    status code;
+    while ((code = reader_next(reader, &data)) == OK && data)
+        for (int64_t micro = 0; micro < data->micro_batches; micro++)
+            visit(ctx, &data->batches[micro]);
+    reader_close(reader);
+    return code;
+}

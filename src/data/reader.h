@@ -55,4 +55,8 @@ status reader_next(struct reader *reader, const struct step_data **out);
 void reader_position(const struct reader *reader, int64_t *epoch, int64_t *consumed);
 void reader_close(struct reader *reader);
 
+/* One pass over all rows in file order, each checked: `visit` gets micro-batches of at most 256 sequences. */
+typedef void (*batch_visit)(void *ctx, const struct batch *batch);
+status dataset_visit(const struct dataset *dataset, int64_t vocab_size, batch_visit visit, void *ctx);
+
 #endif

@@ -47,10 +47,8 @@ struct backend {
     status (*upload)(struct backend *backend, void *to, const void *from_host, size_t bytes);
     status (*download)(struct backend *backend, void *to_host, const void *from,
                        size_t bytes); /* after all work before it */
-    status (*zero)(struct backend *backend, void *memory, size_t bytes);
     bool (*supports)(const struct backend *backend, enum op op, enum dtype compute);
     status (*run)(struct backend *backend, const struct op_call *call);
-    status (*synchronize)(struct backend *backend);
     /* Measured dense contraction rate in flop/s for a compute dtype, or 0 where unknown. Takes a fraction of a second
      * the first time it is asked. */
     double (*peak_flops)(struct backend *backend, enum dtype compute);

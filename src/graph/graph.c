@@ -125,13 +125,6 @@ int graph_find_parameter(const struct graph *graph, const char *name) {
     return -1;
 }
 
-int graph_find_tensor(const struct graph *graph, const char *name) {
-    for (int t = 0; t < graph->tensor_count; t++)
-        if (strcmp(graph->tensors[t].name, name) == 0)
-            return t;
-    return -1;
-}
-
 struct node *graph_node(struct graph *graph, enum op op, enum pass pass, int layer, const int *in, const int *out) {
     const struct op_info *info = op_info(op);
     GROW(graph->nodes, graph->node_count, graph->node_capacity);

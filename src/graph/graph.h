@@ -155,7 +155,6 @@ int graph_parameter(struct graph *graph, const char *letters, enum parameter_ini
 /* After the last parameter: chunks, flat_count, sizes of dims f and z. */
 void graph_close_parameters(struct graph *graph);
 int graph_find_parameter(const struct graph *graph, const char *name); /* -1 if absent */
-int graph_find_tensor(const struct graph *graph, const char *name);    /* -1 if absent */
 
 /* Append an operator; `in` and `out` hold as many tensors as its row has operands. */
 struct node *graph_node(struct graph *graph, enum op op, enum pass pass, int layer, const int *in, const int *out);

@@ -107,26 +107,14 @@ static status write_moments(const char *path, const struct checkpoint_model *mod
     static const char *const prefixes[] = {"m", "v"};
     int n = graph->parameter_count;
     struct arena names = {0};
-    struct safetensors_writer writer;
-    void *scratch = NULL;
-    struct safetensors_entry *entries = xcalloc(2 * (size_t)n, sizeof *entries);
-    for (int i = 0; i < 2 * n; i++) {
-        const struct parameter *parameter = &graph->parameters[i % n];
-        hf_entry(parameter, arena_printf(&names, "%s.%s", prefixes[i / n], parameter->name), &entries[i]);
-    }
-    status code = memory_new(&scratch, (size_t)hf_scratch_count(graph) * sizeof(float), "the largest moment tensor");
-    if (code == OK)
-        code = safetensors_create(&writer, path, entries, 2 * n, step);
-    if (code == OK) {
-        for (int i = 0; i < 2 * n && code == OK; i++)
-            code = hf_write_slice(&model->hf, tensors[i / n], i % n, &writer, scratch);
-        if (code == OK)
-            code = safetensors_commit(&writer);
-        else
-            safetensors_abandon(&writer);
-    }
-    memory_free(scratch);
-    free(entries);
+    struct hf_slice *slices = xcalloc(2 * (size_t)n, sizeof *slices);
+    for (int i = 0; i < 2 * n; i++)
+        slices[i] =
+            (struct hf_slice){.name = arena_printf(&names, "%s.%s", prefixes[i / n], graph->parameters[i % n].name),
+                              .tensor = tensors[i / n],
+                              .parameter = i % n};
+    status code = hf_write_slices(path, &model->hf, slices, 2 * n, step);
+    free(slices);
     arena_free(&names);
     return code;
 }

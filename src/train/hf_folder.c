@@ -20,11 +20,34 @@ void hf_entry(const struct parameter *parameter, const char *name, struct safete
         .name = name, .rank = parameter->rank, .shape = {parameter->file_rows, parameter->columns}};
 }
 
-status hf_write_slice(const struct hf_model *model, int tensor, int parameter, struct safetensors_writer *writer,
-                      float *scratch) {
-    const struct parameter *p = &model->graph->parameters[parameter];
-    TRY(exec_download_slice(model->exec, tensor, parameter, scratch));
+static status write_slice(const struct hf_model *model, const struct hf_slice *slice, struct safetensors_writer *writer,
+                          float *scratch) {
+    const struct parameter *p = &model->graph->parameters[slice->parameter];
+    TRY(exec_download_slice(model->exec, slice->tensor, slice->parameter, scratch));
     return safetensors_write(writer, scratch, p->file_rows * p->columns);
+}
+
+status hf_write_slices(const char *path, const struct hf_model *model, const struct hf_slice *slices, int64_t count,
+                       int64_t step) {
+    struct safetensors_entry *entries = xcalloc((size_t)count, sizeof *entries);
+    void *scratch = NULL;
+    struct safetensors_writer writer;
+    for (int64_t i = 0; i < count; i++)
+        hf_entry(&model->graph->parameters[slices[i].parameter], slices[i].name, &entries[i]);
+    status code = memory_new(&scratch, (size_t)hf_scratch_count(model->graph) * sizeof(float), "the largest tensor");
+    if (code == OK)
+        code = safetensors_create(&writer, path, entries, count, step);
+    if (code == OK) {
+        for (int64_t i = 0; i < count && code == OK; i++)
+            code = write_slice(model, &slices[i], &writer, scratch);
+        if (code == OK)
+            code = safetensors_commit(&writer);
+        else
+            safetensors_abandon(&writer);
+    }
+    memory_free(scratch);
+    free(entries);
+    return code;
 }
 
 status hf_check_slice(const struct hf_model *model, int parameter, const struct safetensors *file, const char *name) {
@@ -58,24 +81,11 @@ status hf_read_slice(const struct hf_model *model, int tensor, int parameter, co
 
 static status write_weights(const char *path, const struct hf_model *model, int64_t step) {
     const struct graph *graph = model->graph;
-    struct safetensors_entry *entries = xcalloc((size_t)graph->parameter_count, sizeof *entries);
-    void *scratch = NULL;
-    struct safetensors_writer writer;
+    struct hf_slice *slices = xcalloc((size_t)graph->parameter_count, sizeof *slices);
     for (int p = 0; p < graph->parameter_count; p++)
-        hf_entry(&graph->parameters[p], graph->parameters[p].name, &entries[p]);
-    status code = memory_new(&scratch, (size_t)hf_scratch_count(graph) * sizeof(float), "the largest weight tensor");
-    if (code == OK)
-        code = safetensors_create(&writer, path, entries, graph->parameter_count, step);
-    if (code == OK) {
-        for (int p = 0; p < graph->parameter_count && code == OK; p++)
-            code = hf_write_slice(model, graph->master, p, &writer, scratch);
-        if (code == OK)
-            code = safetensors_commit(&writer);
-        else
-            safetensors_abandon(&writer);
-    }
-    memory_free(scratch);
-    free(entries);
+        slices[p] = (struct hf_slice){.name = graph->parameters[p].name, .tensor = graph->master, .parameter = p};
+    status code = hf_write_slices(path, model, slices, graph->parameter_count, step);
+    free(slices);
     return code;
 }
 

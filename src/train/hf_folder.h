@@ -58,8 +58,13 @@ status hf_folder_load(const char *folder, const struct hf_model *model, uint64_t
  * without the vocabulary padding. `scratch` holds hf_scratch_count() floats. */
 int64_t hf_scratch_count(const struct graph *graph); /* elements of the largest parameter */
 void hf_entry(const struct parameter *parameter, const char *name, struct safetensors_entry *out);
-status hf_write_slice(const struct hf_model *model, int tensor, int parameter, struct safetensors_writer *writer,
-                      float *scratch);
+/* Writes a whole file of slices, in the order of the list. */
+struct hf_slice {
+    const char *name; /* in the file */
+    int tensor, parameter;
+};
+status hf_write_slices(const char *path, const struct hf_model *model, const struct hf_slice *slices, int64_t count,
+                       int64_t step);
 /* `name` in the file. BAD_INPUT if it is missing, not F32, F16 or BF16, or of another shape: hf_check_slice says so
  * without reading. */
 status hf_check_slice(const struct hf_model *model, int parameter, const struct safetensors *file, const char *name);

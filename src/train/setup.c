@@ -5,7 +5,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "base/clock.h"
 #include "base/log.h"
 #include "base/memory.h"
 #include "base/parallel.h"
@@ -57,10 +56,15 @@ static struct optim_config optim_of(const struct settings *settings) {
     };
 }
 
-static status backend_of(const struct settings *settings, struct backend **out) {
+/* network_new takes both over. */
+static status open_device(const struct settings *settings, struct backend **backend, struct comm **comm) {
     if (settings->device.type == DEVICE_TYPE_CUDA)
         return bad_input("device.type = cuda: this version of berth has no CUDA backend; expected auto or cpu");
-    return cpu_backend_new(out, (int)settings->device.threads);
+    TRY(cpu_backend_new(backend, (int)settings->device.threads));
+    status code = comm_self_new(comm);
+    if (code != OK)
+        (*backend)->free(*backend);
+    return code;
 }
 
 /* --- vocabulary, data, model: checked against each other before anything is written --- */
@@ -309,12 +313,7 @@ static status open_network(struct training *training, const struct bert_config *
     struct optim_config optim = optim_of(settings);
     struct backend *backend;
     struct comm *comm;
-    TRY(comm_self_new(&comm));
-    status code = backend_of(settings, &backend);
-    if (code != OK) {
-        comm->free(comm);
-        return code;
-    }
+    TRY(open_device(settings, &backend, &comm));
     TRY(network_new(&training->network, config, shape, dtype_of(settings), &optim, settings->train.steps,
                     (uint64_t)settings->train.seed, backend, comm));
     double given = settings->device.peak_tflops * 1e12;
@@ -373,12 +372,10 @@ status network_open_trained(struct network *network, const char *folder, const s
     TRY(hf_folder_read_config(folder, &config));
     struct bert_shape shape = {
         .sequences = settings->train.micro_batch, .seq_len = seq_len, .max_predictions = max_predictions};
-    TRY(backend_of(settings, &backend));
-    status code = comm_self_new(&comm);
-    TRY(code);
+    TRY(open_device(settings, &backend, &comm));
     TRY(network_new(network, &config, &shape, dtype_of(settings), NULL, 0, 0, backend, comm));
     struct hf_model model = {.config = &network->config, .graph = network->graph, .exec = network->exec};
-    code = hf_folder_load(folder, &model, 0);
+    status code = hf_folder_load(folder, &model, 0);
     if (code == OK)
         code = network_sync_weights(network);
     if (code != OK)

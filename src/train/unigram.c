@@ -13,10 +13,9 @@ struct counts {
     int64_t masked;
 };
 
-typedef void (*visit)(struct counts *counts, const struct batch *batch);
-
 /* Every token but the first ([CLS]) and those equal to the last ([SEP]) of its sequence; masked ones as they were. */
-static void count_tokens(struct counts *counts, const struct batch *batch) {
+static void count_tokens(void *ctx, const struct batch *batch) {
+    struct counts *counts = ctx;
     int64_t masked = 0;
     for (int64_t s = 0; s < batch->sequences; s++) {
         int32_t separator = batch->ids[batch->starts[s + 1] - 1];
@@ -31,36 +30,18 @@ static void count_tokens(struct counts *counts, const struct batch *batch) {
     }
 }
 
-static void add_losses(struct counts *counts, const struct batch *batch) {
+static void add_losses(void *ctx, const struct batch *batch) {
+    struct counts *counts = ctx;
     for (int64_t m = 0; m < batch->masked; m++)
         counts->loss -= log((counts->of[batch->masked_labels[m]] + 1) / (counts->total + (double)counts->vocab_size));
     counts->masked += batch->masked;
 }
 
-static status visit_all(const struct dataset *dataset, struct counts *counts, visit visit) {
-    struct reader_options options = {.global_batch = 256,
-                                     .micro_batch = 256,
-                                     .ranks = 1,
-                                     .vocab_size = counts->vocab_size,
-                                     .seq_len = dataset_seq_len(dataset),
-                                     .max_predictions = dataset_max_predictions(dataset),
-                                     .ring = 2};
-    struct reader *reader;
-    TRY(reader_open(dataset, &options, &reader));
-    const struct step_data *data;
-    status code;
-    while ((code = reader_next(reader, &data)) == OK && data)
-        for (int64_t micro = 0; micro < data->micro_batches; micro++)
-            visit(counts, &data->batches[micro]);
-    reader_close(reader);
-    return code;
-}
-
 status unigram_loss(const struct dataset *train, const struct dataset *eval, int64_t vocab_size, double *loss) {
     struct counts counts = {.of = xcalloc((size_t)vocab_size, sizeof *counts.of), .vocab_size = vocab_size};
-    status code = visit_all(train, &counts, count_tokens);
+    status code = dataset_visit(train, vocab_size, count_tokens, &counts);
     if (code == OK)
-        code = visit_all(eval, &counts, add_losses);
+        code = dataset_visit(eval, vocab_size, add_losses, &counts);
     *loss = counts.masked ? counts.loss / (double)counts.masked : NAN;
     free(counts.of);
     return code;

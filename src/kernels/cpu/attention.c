@@ -15,10 +15,12 @@ struct head {
     int64_t matrix;           /* first element of its n x n matrix */
 };
 
+typedef status (*head_kernel)(struct cpu *cpu, const struct op_call *call, const struct head *head);
+
 struct heads {
     struct cpu *cpu;
     const struct op_call *call;
-    status (*kernel)(struct cpu *cpu, const struct op_call *call, const struct head *head);
+    head_kernel kernel;
     _Atomic int code;
 };
 
@@ -41,8 +43,7 @@ static void run_heads(void *ctx, int64_t begin, int64_t end) {
     }
 }
 
-static status each_head(struct cpu *cpu, const struct op_call *call,
-                        status (*kernel)(struct cpu *cpu, const struct op_call *call, const struct head *head)) {
+static status each_head(struct cpu *cpu, const struct op_call *call, head_kernel kernel) {
     struct heads job = {.cpu = cpu, .call = call, .kernel = kernel};
     parallel_for(call->ragged->sequences * call->heads, 1, run_heads, &job);
     return job.code == OK ? OK : failed("%s failed on a head", op_info(call->op)->name);
@@ -134,8 +135,7 @@ static status transpose_by_rows(struct cpu *cpu, const struct op_call *call, con
     return contract_views(true, false, head->n, &a, &b, &y);
 }
 
-static status rows_result(struct cpu *cpu, const struct op_call *call,
-                          status (*kernel)(struct cpu *cpu, const struct op_call *call, const struct head *head)) {
+static status rows_result(struct cpu *cpu, const struct op_call *call, head_kernel kernel) {
     TRY(each_head(cpu, call, kernel));
     cpu_zero_tail(&call->out[0]);
     return OK;

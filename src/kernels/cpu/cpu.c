@@ -85,12 +85,6 @@ static status cpu_copy(struct backend *backend, void *to, const void *from, size
     return OK;
 }
 
-static status cpu_zero(struct backend *backend, void *memory, size_t bytes) {
-    (void)backend;
-    memset(memory, 0, bytes);
-    return OK;
-}
-
 static bool cpu_supports(const struct backend *backend, enum op op, enum dtype compute) {
     (void)backend;
     return kernels[op] && (compute == F32 || compute == BF16);
@@ -98,11 +92,6 @@ static bool cpu_supports(const struct backend *backend, enum op op, enum dtype c
 
 static status cpu_run(struct backend *backend, const struct op_call *call) {
     return kernels[call->op]((struct cpu *)backend, call);
-}
-
-static status cpu_synchronize(struct backend *backend) {
-    (void)backend;
-    return OK;
 }
 
 /* The rate of a square contraction, best of a few. */
@@ -165,10 +154,8 @@ status cpu_backend_new(struct backend **out, int threads) {
                                     .memory_free = cpu_memory_free,
                                     .upload = cpu_copy,
                                     .download = cpu_copy,
-                                    .zero = cpu_zero,
                                     .supports = cpu_supports,
                                     .run = cpu_run,
-                                    .synchronize = cpu_synchronize,
                                     .peak_flops = cpu_peak_flops,
                                     .describe = cpu_describe,
                                     .free = cpu_free};
