@@ -18,7 +18,7 @@ struct loop {
     struct progress progress;
     double began, saved_at; /* clock_seconds */
     double elapsed_before;  /* of earlier processes of this run */
-    int64_t saved_step;     /* the last step that a checkpoint holds; -1: none */
+    int64_t saved;          /* sequences consumed at the last checkpoint (skipped steps consume too); -1: none */
     int skips;              /* in a row */
 };
 
@@ -70,7 +70,7 @@ static status save(struct loop *loop, bool best) {
     status code = checkpoint_save(training->run.path, &rotation, &model, &state, best);
     text_free(&manifest);
     text_free(&ini);
-    loop->saved_step = training->state.step;
+    loop->saved = training->state.consumed;
     loop->saved_at = clock_seconds();
     return code;
 }
@@ -191,7 +191,7 @@ static bool out_of_time(const struct loop *loop) {
 
 static status stop(struct loop *loop) {
     struct training *training = loop->training;
-    if (loop->saved_step != training->state.step)
+    if (loop->saved != training->state.consumed)
         TRY(save(loop, false));
     const char *why = stop_signal ? signal_name(stop_signal) : "train.max_minutes";
     return stopped("stopped at step %lld of %lld (%s); checkpoint in %s/latest: the same command goes on from it",
@@ -209,7 +209,7 @@ static status run_steps(struct loop *loop) {
         if (training->state.step < training->settings->train.steps && (stop_signal || out_of_time(loop)))
             return stop(loop);
     }
-    return loop->saved_step == training->state.step ? OK : save(loop, false);
+    return loop->saved == training->state.consumed ? OK : save(loop, false);
 }
 
 status train_loop(struct training *training) {
@@ -220,7 +220,7 @@ status train_loop(struct training *training) {
                                      .terminal = log_is_terminal()},
                         .began = clock_seconds(),
                         .elapsed_before = training->state.elapsed_seconds,
-                        .saved_step = training->resumed ? training->state.step : -1};
+                        .saved = training->resumed ? training->state.consumed : -1};
     loop.saved_at = loop.began;
     catch_signals();
     status code = run_steps(&loop);

@@ -98,6 +98,19 @@ void run_folder_close(struct run_folder *run) {
     *run = (struct run_folder){.lock = -1};
 }
 
+void run_folder_abandon(struct run_folder *run) {
+    char **names = NULL;
+    int64_t count = 0;
+    char *lock = run->path ? path_join(run->path, "lock") : NULL;
+    if (lock && folder_list(run->path, &names, &count) == OK && count == 1 && strcmp(names[0], "lock") == 0) {
+        unlink(lock);
+        rmdir(run->path);
+    }
+    names_free(names, count);
+    free(lock);
+    run_folder_close(run);
+}
+
 status run_folder_write_config(const struct run_folder *run, const char *ini) {
     char *path = path_join(run->path, "config.ini");
     status code = file_write_all(path, ini, strlen(ini));

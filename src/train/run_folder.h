@@ -22,6 +22,8 @@ struct run_folder {
  * `setting` values come from the user: messages name the keys. Rank 0 only. */
 status run_folder_open(const char *path, const char *resume, struct run_folder *out);
 void run_folder_close(struct run_folder *run);
+/* As close, for a run that never began: a folder that holds nothing but the lock goes again. */
+void run_folder_abandon(struct run_folder *run);
 
 /* RUN/config.ini, replaced in one piece. */
 status run_folder_write_config(const struct run_folder *run, const char *ini);

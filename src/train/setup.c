@@ -345,8 +345,13 @@ static status open_all(struct training *training, struct settings *settings) {
 status training_open(struct training *training, struct settings *settings) {
     *training = (struct training){.settings = settings, .run.lock = -1, .metrics.descriptor = -1};
     status code = open_all(training, settings);
-    if (code != OK)
+    if (code != OK) {
+        char *message = xstrdup(status_message()); /* giving up must not change what is said */
+        run_folder_abandon(&training->run);
         training_close(training);
+        status_set(code, message);
+        free(message);
+    }
     return code;
 }
 
