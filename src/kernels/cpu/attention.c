@@ -1,6 +1,7 @@
 /* Attention over ragged sequences, one (sequence, head) at a time. Matrices of one head of a sequence of n tokens are n
  * x n, see op.def for where they stand; q, k, v and context rows are [t,i] with head a in columns a·p to (a+1)·p. */
 #include <stdatomic.h>
+#include <stdio.h>
 #include <string.h>
 
 #include "kernels/cpu/contraction.h"
@@ -21,7 +22,9 @@ struct heads {
     struct cpu *cpu;
     const struct op_call *call;
     head_kernel kernel;
-    _Atomic int code;
+    atomic_flag failed;
+    status code; /* and message: of the first head that failed */
+    char message[256];
 };
 
 static void run_heads(void *ctx, int64_t begin, int64_t end) {
@@ -38,15 +41,17 @@ static void run_heads(void *ctx, int64_t begin, int64_t end) {
                             .row = ragged->starts[sequence],
                             .matrix = call->heads * ragged->square_starts[sequence] + number * n * n};
         status code = job->kernel(job->cpu, call, &head);
-        if (code != OK)
+        if (code != OK && !atomic_flag_test_and_set(&job->failed)) {
             job->code = code;
+            snprintf(job->message, sizeof job->message, "%s", status_message());
+        }
     }
 }
 
 static status each_head(struct cpu *cpu, const struct op_call *call, head_kernel kernel) {
-    struct heads job = {.cpu = cpu, .call = call, .kernel = kernel};
+    struct heads job = {.cpu = cpu, .call = call, .kernel = kernel, .failed = ATOMIC_FLAG_INIT};
     parallel_for(call->ragged->sequences * call->heads, 1, run_heads, &job);
-    return job.code == OK ? OK : failed("%s failed on a head", op_info(call->op)->name);
+    return job.code == OK ? OK : status_set(job.code, job.message);
 }
 
 /* --- views: a head's rows of a [t,i] tensor, or its matrix, as floats with a row stride --- */
@@ -105,8 +110,15 @@ static void view_written(const struct view *view) {
 
 static status contract_views(bool transpose_a, bool transpose_b, int64_t k, const struct view *a, const struct view *b,
                              const struct view *y) {
-    TRY(contract_f32(transpose_a, transpose_b, y->rows, y->columns, k, a->data, a->stride, b->data, b->stride, false,
-                     y->data, y->stride));
+    struct product product = {.transpose_a = transpose_a,
+                              .transpose_b = transpose_b,
+                              .m = y->rows,
+                              .n = y->columns,
+                              .k = k,
+                              .stride_a = a->stride,
+                              .stride_b = b->stride,
+                              .stride_c = y->stride};
+    TRY(contract_f32(&product, a->data, b->data, y->data));
     view_written(y);
     return OK;
 }

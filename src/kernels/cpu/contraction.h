@@ -1,4 +1,4 @@
-/* Dense contractions of floats: the seam behind which the library, or plain C, stands. */
+/* Dense contractions: the seam behind which the library, or plain C, stands. */
 #ifndef BERTH_KERNELS_CPU_CONTRACTION_H
 #define BERTH_KERNELS_CPU_CONTRACTION_H
 
@@ -6,13 +6,33 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "base/number.h"
 #include "base/status.h"
 
-/* c[m,n] = a b (+ c where `add`), row-major with row strides. a is [m,k], or [k,m] if transposed; b is [k,n], or [n,k].
- * Uses all threads, or one when called inside a parallel region. */
-status contract_f32(bool transpose_a, bool transpose_b, int64_t m, int64_t n, int64_t k, const float *a,
-                    int64_t stride_a, const float *b, int64_t stride_b, bool add, float *c, int64_t stride_c);
+/* c[m,n] = a b (+ c where `add`), row-major with row strides in elements. a is [m,k], or [k,m] if transposed; b is
+ * [k,n], or [n,k]. */
+struct product {
+    bool transpose_a, transpose_b, add;
+    int64_t m, n, k, stride_a, stride_b, stride_c;
+    enum dtype dtype_a, dtype_b, dtype_c;
+};
 
-void contraction_describe(char *out, size_t size); /* "oneDNN 2.6.3" */
+/* What the library prepared, kept from call to call; for one thread at a time. */
+struct contractions;
+struct contractions *contractions_new(void);
+void contractions_free(struct contractions *contractions);
+
+/* Does the processor multiply operands of this dtype? F32 always; BF16 with AVX-512 BF16, AMX, or arm64's BF16. */
+bool contractions_native(const struct contractions *contractions, enum dtype dtype);
+
+/* The product; a and b have one native dtype, c has it too or is F32. Sums are in fp32. Uses all threads. */
+status contract(struct contractions *contractions, const struct product *product, const void *a, const void *b,
+                void *c);
+
+/* The same for floats, from any thread: uses one thread inside a parallel region. */
+status contract_f32(const struct product *product, const float *a, const float *b, float *c);
+
+/* "oneDNN 2.6.3, bf16 as floats" */
+void contractions_describe(const struct contractions *contractions, char *out, size_t size);
 
 #endif

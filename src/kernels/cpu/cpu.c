@@ -14,6 +14,7 @@ enum { SLOTS = 4 };
 struct cpu {
     struct backend backend;
     int threads;
+    struct contractions *contractions;
     struct scratch {
         float *data;
         int64_t count;
@@ -36,6 +37,10 @@ float *cpu_scratch(struct cpu *cpu, int slot, int64_t count) {
         scratch->count = count;
     }
     return scratch->data;
+}
+
+struct contractions *cpu_contractions(struct cpu *cpu) {
+    return cpu->contractions;
 }
 
 void cpu_zero_tail(const struct operand *operand) {
@@ -132,7 +137,7 @@ static double cpu_peak_flops(struct backend *backend, enum dtype compute) {
 static void cpu_describe(const struct backend *backend, char *line, size_t size) {
     const struct cpu *cpu = (const struct cpu *)backend;
     char library[64];
-    contraction_describe(library, sizeof library);
+    contractions_describe(cpu->contractions, library, sizeof library);
     snprintf(line, size, "cpu: %d thread%s, %s", cpu->threads, cpu->threads == 1 ? "" : "s", library);
 }
 
@@ -141,6 +146,7 @@ static void cpu_free(struct backend *backend) {
     for (int i = 0; i < cpu->threads * SLOTS; i++)
         free(cpu->scratch[i].data);
     free(cpu->scratch);
+    contractions_free(cpu->contractions);
     free(cpu);
 }
 
@@ -149,6 +155,7 @@ status cpu_backend_new(struct backend **out, int threads) {
     parallel_set_threads(threads);
     cpu->threads = parallel_threads();
     cpu->scratch = xcalloc((size_t)cpu->threads * SLOTS, sizeof *cpu->scratch);
+    cpu->contractions = contractions_new();
     cpu->backend = (struct backend){.name = "cpu",
                                     .memory_new = cpu_memory_new,
                                     .memory_free = cpu_memory_free,

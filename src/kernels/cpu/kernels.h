@@ -5,11 +5,14 @@
 #include "base/parallel.h"
 #include "graph/backend.h"
 
+struct contractions;
 struct cpu;
 
 /* `count` floats of the calling thread's scratch number `slot` (0 to 3): kept from call to call, grown when first
  * needed. */
 float *cpu_scratch(struct cpu *cpu, int slot, int64_t count);
+
+struct contractions *cpu_contractions(struct cpu *cpu);
 
 /* A kernel per operator of op.def. */
 #define OP(name, ...) status cpu_##name(struct cpu *cpu, const struct op_call *call);
