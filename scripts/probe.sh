@@ -1,7 +1,7 @@
 #!/bin/sh
 # Finds what this machine can build berth with, by compiling and linking small programs. The Makefile calls it:
 #     probe.sh FOLDER      writes FOLDER/features.mk (flags), features.txt (the summary), probe.log (what compilers said)
-# From the environment: CC CPPFLAGS LDFLAGS; ONEDNN OPENMP MPI CUDA NCCL (1: must be there, 0: leave out, empty: if it is
+# From the environment: CC CPPFLAGS LDFLAGS; ZSTD ONEDNN OPENMP MPI CUDA NCCL (1: must be there, 0: leave out, empty: if it is
 # there); HDF5_CFLAGS and HDF5_LIBS, or HDF5_HOME; CUDA_HOME, NCCL_HOME. MPI_SOURCES, CUDA_SOURCES, NCCL_SOURCES name the
 # files of berth that would use the feature; empty: this version has none.
 set -u
@@ -93,7 +93,23 @@ links "" -lcjson <<'C' || needed cJSON libcjson-dev ""
 int main(void) { return printf("%s", cJSON_Version()) < 0; }
 C
 say cJSON yes "$(cat "$work/output")"
-libs="$libs -lutf8proc -lcjson"
+links "" -lz <<'C' || needed zlib zlib1g-dev ""
+#include <stdio.h>
+#include <zlib.h>
+int main(void) { return printf("%s", zlibVersion()) < 0; }
+C
+say zlib yes "$(cat "$work/output")"
+libs="$libs -lutf8proc -lcjson -lz"
+
+found=no note="no <zstd.h> or libzstd that links (package libzstd-dev): .zst files cannot be read"
+links "" -lzstd <<'C' && found=yes note="$(cat "$work/output")"
+#include <stdio.h>
+#include <zstd.h>
+int main(void) { return printf("%s", ZSTD_versionString()) < 0; }
+C
+if optional zstd ZSTD "$ZSTD" "$found" "$note"; then
+    cflags="$cflags -DBERTH_ZSTD" libs="$libs -lzstd"
+fi
 
 found=no note="no <dnnl.h> or libdnnl that links (package libdnnl-dev): contractions will be plain C, correct and slow"
 links "" -ldnnl <<'C' && found=yes note="$(cat "$work/output")"

@@ -2,6 +2,7 @@
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "base/file.h"
 #include "base/log.h"
@@ -14,13 +15,14 @@ enum { BATCH_BYTES = 1 << 23 };
 
 struct shard_job {
     struct option_list input;
-    const char *vocab_path, *output;
+    const char *vocab_path, *output, *format;
     struct instance_options instances;
     struct shard_shape shape; /* seq_len and max_predictions are those of `instances` */
     int64_t seed, rows_per_shard;
     double held_out;
     bool sentence_a_line, no_nsp;
     struct text_options text;
+    struct document_options documents;
     struct vocab *vocab;
     struct corpus corpus;
 };
@@ -38,7 +40,7 @@ static status read_corpus(struct shard_job *job) {
     struct wordpiece_options options = wordpiece_defaults(false);
     TRY(text_options_apply("shard", &job->text, job->vocab, &options.normalize));
     struct document_source *source;
-    TRY(documents_open(job->input.items, job->input.count, 0, &source));
+    TRY(documents_open(job->input.items, job->input.count, &job->documents, &source));
     struct wordpiece *wordpiece = wordpiece_new(job->vocab, &options);
     struct document_batch batch = {0};
     struct progress progress = {0};
@@ -170,8 +172,12 @@ static status run_job(struct shard_job *job) {
     job->instances.seed = (uint64_t)job->seed;
     job->shape.seq_len = job->instances.seq_len;
     job->shape.max_predictions = job->instances.max_predictions;
+    job->shape.variable = strcmp(job->format, "varlen") == 0;
+    if (!job->shape.variable && strcmp(job->format, "nvidia") != 0)
+        return bad_input("shard: --format is \"%s\", expected nvidia or varlen", job->format);
     TRY(check_output(job->output));
     TRY(vocab_read(job->vocab_path, &job->vocab));
+    job->shape.vocab_size = vocab_size(job->vocab);
     struct split train = {.folder = "train", .prefix = "train_training"},
                  eval = {.folder = "eval", .prefix = "eval_test"};
     status code = read_corpus(job);
@@ -190,8 +196,9 @@ static const char usage[] =
     "usage: berth shard --input PATH... --vocab FILE --output FOLDER [options]\n\n"
     "Turns text into shards for pretraining, in NVIDIA's HDF5 form: FOLDER/train/*.hdf5 and, of the documents that are "
     "held\n"
-    "out, FOLDER/eval/*.hdf5. A PATH is a file, a folder or a glob; a document ends at an empty line and at the end of "
-    "a file.\n"
+    "out, FOLDER/eval/*.hdf5. A PATH is a file (plain, .gz or .zst), a folder, a glob, or - for the standard "
+    "input; a\n"
+    "document ends at an empty line and at the end of a file, or is a line of JSON (.jsonl, --json-key).\n"
     "The casing is that of the vocabulary unless told. The same seed gives the same shards, on any number of "
     "threads.\n\n"
     "  berth shard --input books/ --vocab vocab.txt --output shards --seq-len 128 --max-predictions 20 --held-out 0.02";
@@ -203,6 +210,7 @@ status cmd_shard(int argc, char **argv) {
                                           .short_seq_prob = 0.1,
                                           .dupe_factor = 1},
                             .shape = {.compression = 4},
+                            .format = "nvidia",
                             .rows_per_shard = 65536,
                             .held_out = 0.01};
     struct instance_options *recipe = &job.instances;
@@ -226,6 +234,9 @@ status cmd_shard(int argc, char **argv) {
         {"--cased", OPTION_FLAG, &job.text.cased, NULL, "keep upper case and accents", 0, 0, 0},
         {"--uncased", OPTION_FLAG, &job.text.uncased, NULL, "drop them", 0, 0, 0},
         {"--rows-per-shard", OPTION_INT, &job.rows_per_shard, "N", "most sequences of a file", 1, 1e9, 0},
+        {"--format", OPTION_STRING, &job.format, "nvidia|varlen", "padded rows, or rows of their own length", 0, 0, 0},
+        {"--compression", OPTION_INT, &job.shape.compression, "N", "gzip level of padded rows; 0: none", 0, 9, 0},
+        DOCUMENT_OPTIONS(job.documents),
         TEXT_OPTIONS(job.text),
     };
     int help;

@@ -29,8 +29,11 @@ void progress_bytes(struct progress *progress, const char *what, int64_t done, i
     progress->shown = now;
     double rate = (double)done / (now - progress->started), left = (double)(all - done) / rate;
     char line[160];
-    snprintf(line, sizeof line, "%s: %.0f %% of %.1f MB, %.1f MB/s, %.0f s left", what,
-             100.0 * (double)done / (double)all, (double)all / 1e6, rate / 1e6, left > 0 ? left : 0);
+    if (all)
+        snprintf(line, sizeof line, "%s: %.0f %% of %.1f MB, %.1f MB/s, %.0f s left", what,
+                 100.0 * (double)done / (double)all, (double)all / 1e6, rate / 1e6, left > 0 ? left : 0);
+    else
+        snprintf(line, sizeof line, "%s: %.1f MB, %.1f MB/s", what, (double)done / 1e6, rate / 1e6);
     log_progress(line);
 }
 

@@ -6,6 +6,7 @@
 #include <stdint.h>
 
 #include "cmd/cmd.h"
+#include "data/documents.h"
 #include "data/wordpiece.h"
 
 struct text_options {
@@ -22,12 +23,26 @@ struct text_options {
         "--threads", OPTION_INT, &(t).threads, "N", "threads; 0: as many as there are processors", 0, 4096, 0           \
     }
 
+/* Rows of the commands that read documents. */
+#define DOCUMENT_OPTIONS(d)                                                                                        \
+    {"--json-key",                                                                                                 \
+     OPTION_STRING,                                                                                                \
+     &(d).json_key,                                                                                                \
+     "KEY",                                                                                                        \
+     "lines are JSON objects with the text under KEY (*.jsonl: text)",                                             \
+     0,                                                                                                            \
+     0,                                                                                                            \
+     0},                                                                                                           \
+    {                                                                                                              \
+        "--document-a-file", OPTION_FLAG, &(d).whole_files, NULL, "an empty line does not end a document", 0, 0, 0 \
+    }
+
 /* Checks them, sets the number of threads, and fills `normalize`. `vocab` tells the casing where no option does;
  * without a vocabulary (NULL) text is uncased unless told. */
 status text_options_apply(const char *command, const struct text_options *options, const struct vocab *vocab,
                           struct normalize_options *normalize);
 
-/* A line like "reading text: 40 % of 10.8 MB, 31.2 MB/s, 1 s left", now and then. Zero-initialize. */
+/* A line like "reading text: 40 % of 10.8 MB, 31.2 MB/s, 1 s left", now and then; `all` 0: unknown. Zero-initialize. */
 struct progress {
     double started, shown;
 };

@@ -51,10 +51,10 @@ static status count_all(struct document_source *source, struct count_job *job) {
 }
 
 /* Counts the words of the whole input. */
-static status read_words(const struct option_list *input, const struct normalize_options *normalize,
-                         struct word_counts *words) {
+static status read_words(const struct option_list *input, const struct document_options *documents,
+                         const struct normalize_options *normalize, struct word_counts *words) {
     struct document_source *source;
-    TRY(documents_open(input->items, input->count, PIECE_BYTES, &source));
+    TRY(documents_open(input->items, input->count, documents, &source));
     struct normalizer *normalizer = normalizer_new(normalize);
     struct count_job job = {.normalizer = normalizer,
                             .counters = xcalloc((size_t)parallel_threads(), sizeof *job.counters)};
@@ -78,7 +78,8 @@ static const char usage[] =
     "usage: berth vocab --input PATH... --size N --output FILE [options]\n\n"
     "Learns a WordPiece vocabulary from text: [PAD] [UNK] [CLS] [SEP] [MASK], the characters, and then what merging "
     "the most\n"
-    "frequent pairs of pieces gives, until there are N entries. A PATH is a file, a folder or a glob.\n\n"
+    "frequent pairs of pieces gives, until there are N entries. A PATH is a file (plain, .gz or .zst), a folder, a\n"
+    "glob, or - for the standard input.\n\n"
     "  berth vocab --input books/ --size 8000 --output vocab.txt";
 
 status cmd_vocab(int argc, char **argv) {
@@ -86,6 +87,7 @@ status cmd_vocab(int argc, char **argv) {
     const char *output = NULL;
     struct vocab_train_options train = {.size = 0, .min_frequency = 2, .limit_alphabet = 1000};
     struct text_options text_options = {0};
+    struct document_options documents = {.cut_bytes = PIECE_BYTES};
     const struct option options[] = {
         {"--input", OPTION_LIST, &input, "PATH...", "the text", 0, 0, 1},
         {"--size", OPTION_INT, &train.size, "N", "entries of the vocabulary", 6, 4e6, 1},
@@ -95,6 +97,7 @@ status cmd_vocab(int argc, char **argv) {
          1, 1e15, 0},
         {"--limit-alphabet", OPTION_INT, &train.limit_alphabet, "N", "keep this many characters, the most frequent", 1,
          1114112, 0},
+        DOCUMENT_OPTIONS(documents),
         TEXT_OPTIONS(text_options),
     };
     int help;
@@ -106,7 +109,7 @@ status cmd_vocab(int argc, char **argv) {
     struct word_counts words = {0};
     struct text vocabulary = {0};
     int64_t entries = 0, all = 0;
-    status code = read_words(&input, &normalize, &words);
+    status code = read_words(&input, &documents, &normalize, &words);
     if (code == OK)
         code = vocab_train(&words, &train, &vocabulary, &entries);
     if (code == OK)

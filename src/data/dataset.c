@@ -145,6 +145,19 @@ int64_t dataset_max_predictions(const struct dataset *dataset) { return dataset-
 
 /* --- the manifest --- */
 
+status dataset_check_vocab(const struct dataset *dataset, int64_t entries, int64_t vocab_size) {
+    for (int64_t i = 0; i < dataset->count; i++) {
+        const struct shard *shard = &dataset->shards[i];
+        if (shard->vocab_size && entries && shard->vocab_size != entries)
+            return bad_input("%s: was made with a vocabulary of %lld entries, but that of the model has %lld",
+                             shard->path, (long long)shard->vocab_size, (long long)entries);
+        if (shard->vocab_size > vocab_size)
+            return bad_input("%s: was made with a vocabulary of %lld entries, more than model.vocab_size = %lld",
+                             shard->path, (long long)shard->vocab_size, (long long)vocab_size);
+    }
+    return OK;
+}
+
 void dataset_manifest(const struct dataset *dataset, struct text *out) {
     text_add(out, "[");
     for (int64_t i = 0; i < dataset->count; i++) {

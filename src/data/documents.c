@@ -1,23 +1,27 @@
 #include "data/documents.h"
 
-#include <errno.h>
 #include <glob.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
 #include "base/file.h"
+#include "base/json.h"
 #include "base/memory.h"
+#include "data/text_file.h"
 
 enum { READ_BYTES = 1 << 20 };
 
 struct document_source {
+    struct document_options options;
     char **paths; /* [count] */
     int64_t count, capacity;
-    int64_t bytes, bytes_read, cut_bytes;
-    int64_t next;       /* the file to open next */
-    int descriptor;     /* -1 when no file is open */
-    struct text buffer; /* read but not handed out; `used` of it are */
+    bool standard_input; /* among them */
+    int64_t bytes, bytes_closed;
+    int64_t next;           /* the file to open next */
+    struct text_file *file; /* NULL when none is open */
+    const char *json_key;   /* of the open file; NULL: plain text */
+    int64_t line;           /* of it, read so far */
+    struct text buffer;     /* read but not handed out; `used` of it are */
     size_t used;
 };
 
@@ -50,6 +54,12 @@ static status add_path(struct document_source *source, const char *path) {
 
 static status add_pattern(struct document_source *source, const char *pattern) {
     int64_t before = source->count;
+    if (strcmp(pattern, "-") == 0) {
+        GROW(source->paths, source->count, source->capacity);
+        source->paths[source->count++] = xstrdup(pattern);
+        source->standard_input = true;
+        return OK;
+    }
     if (file_exists(pattern) || folder_exists(pattern)) {
         TRY(add_path(source, pattern));
     } else {
@@ -64,10 +74,10 @@ static status add_pattern(struct document_source *source, const char *pattern) {
     return source->count > before ? OK : bad_input("%s: no such file, folder with files, or glob", pattern);
 }
 
-status documents_open(char *const *patterns, int count, int64_t cut_bytes, struct document_source **out) {
+status documents_open(char *const *patterns, int count, const struct document_options *options,
+                      struct document_source **out) {
     struct document_source *source = xcalloc(1, sizeof *source);
-    source->descriptor = -1;
-    source->cut_bytes = cut_bytes;
+    source->options = *options;
     status code = OK;
     for (int i = 0; i < count && code == OK; i++)
         code = add_pattern(source, patterns[i]);
@@ -82,37 +92,50 @@ status documents_open(char *const *patterns, int count, int64_t cut_bytes, struc
 void documents_close(struct document_source *source) {
     if (!source)
         return;
-    if (source->descriptor >= 0)
-        close(source->descriptor);
+    text_file_close(source->file);
     names_free(source->paths, source->count);
     text_free(&source->buffer);
     free(source);
 }
 
-int64_t documents_bytes(const struct document_source *source) { return source->bytes; }
-int64_t documents_read(const struct document_source *source) { return source->bytes_read; }
+int64_t documents_bytes(const struct document_source *source) { return source->standard_input ? 0 : source->bytes; }
+
+int64_t documents_read(const struct document_source *source) {
+    return source->bytes_closed + (source->file ? text_file_consumed(source->file) : 0);
+}
+
+static bool is_json_lines(const char *path) {
+    return ends_with(path, ".jsonl") || ends_with(path, ".jsonl.gz") || ends_with(path, ".jsonl.zst");
+}
+
+static status open_next(struct document_source *source) {
+    const char *path = source->paths[source->next];
+    TRY(text_file_open(path, &source->file));
+    source->next++;
+    source->line = 0;
+    source->json_key = source->options.json_key ? source->options.json_key : is_json_lines(path) ? "text" : NULL;
+    return OK;
+}
+
+static void close_file(struct document_source *source) {
+    source->bytes_closed += text_file_consumed(source->file);
+    text_file_close(source->file);
+    source->file = NULL;
+}
 
 /* Reads more of the open file into the buffer; `ended` when there is no more. */
 static status fill(struct document_source *source, bool *ended) {
-    size_t left = source->buffer.length - source->used;
+    size_t left = source->buffer.length - source->used, got;
     if (left)
         memmove(source->buffer.data, source->buffer.data + source->used, left);
     source->buffer.length = left;
     source->used = 0;
     char *chunk = xmalloc(READ_BYTES);
-    ssize_t got;
-    do
-        got = read(source->descriptor, chunk, READ_BYTES);
-    while (got < 0 && errno == EINTR);
-    status code = OK;
-    if (got < 0)
-        code = failed("%s: cannot read: %s", source->paths[source->next - 1], strerror(errno));
-    if (got > 0) {
-        text_append(&source->buffer, chunk, (size_t)got);
-        source->bytes_read += got;
-    }
+    status code = text_file_read(source->file, chunk, READ_BYTES, &got);
+    if (code == OK && got > 0)
+        text_append(&source->buffer, chunk, got);
     free(chunk);
-    *ended = got == 0;
+    *ended = code == OK && got == 0;
     return code;
 }
 
@@ -152,30 +175,58 @@ static void end_document(struct document_batch *batch) {
     batch->ends[batch->count++] = (int64_t)batch->text.length;
 }
 
+/* A line of JSON: its document, with a line end behind it. */
+static status add_json(const struct document_source *source, const char *line, size_t length, struct text *to) {
+    char *place = xasprintf("%s: line %lld", source->paths[source->next - 1], (long long)source->line);
+    json *object = NULL;
+    const char *document;
+    status code = json_parse(place, line, length, &object);
+    if (code == OK)
+        code = json_get_string(place, object, source->json_key, &document);
+    if (code == OK && !is_blank(document, strlen(document))) {
+        text_add(to, document);
+        text_add(to, "\n");
+    }
+    json_free(object);
+    free(place);
+    return code;
+}
+
+/* The next line goes to the batch; a document may end with it. */
+static status take_line(struct document_source *source, struct document_batch *batch) {
+    const char *line;
+    size_t length;
+    bool file_ended;
+    TRY(next_line(source, &line, &length, &file_ended));
+    source->line++;
+    bool blank = is_blank(line, length), ends;
+    if (source->json_key) {
+        if (!blank)
+            TRY(add_json(source, line, length, &batch->text));
+        ends = true;
+    } else {
+        if (!blank)
+            text_append(&batch->text, line, length);
+        int64_t begin = batch->count ? batch->ends[batch->count - 1] : 0, cut = source->options.cut_bytes;
+        ends = (blank && !source->options.whole_files) || (cut && (int64_t)batch->text.length - begin >= cut);
+    }
+    if (ends || file_ended)
+        end_document(batch);
+    if (file_ended)
+        close_file(source);
+    return OK;
+}
+
 status documents_next(struct document_source *source, int64_t bytes, struct document_batch *batch) {
     text_clear(&batch->text);
     batch->count = 0;
     while (batch->count == 0 || batch->ends[batch->count - 1] < bytes) {
-        if (source->descriptor < 0) {
+        if (!source->file) {
             if (source->next == source->count)
                 return OK;
-            TRY(file_open_read(source->paths[source->next++], &source->descriptor));
+            TRY(open_next(source));
         }
-        const char *line;
-        size_t length;
-        bool file_ended;
-        TRY(next_line(source, &line, &length, &file_ended));
-        bool blank = is_blank(line, length);
-        if (!blank)
-            text_append(&batch->text, line, length);
-        int64_t begin = batch->count ? batch->ends[batch->count - 1] : 0;
-        bool long_enough = source->cut_bytes && (int64_t)batch->text.length - begin >= source->cut_bytes;
-        if (blank || file_ended || long_enough)
-            end_document(batch);
-        if (file_ended) {
-            close(source->descriptor);
-            source->descriptor = -1;
-        }
+        TRY(take_line(source, batch));
     }
     return OK;
 }

@@ -25,6 +25,9 @@ int64_t dataset_rows(const struct dataset *dataset);
 int64_t dataset_files(const struct dataset *dataset);
 int64_t dataset_seq_len(const struct dataset *dataset);         /* the largest S of its shards */
 int64_t dataset_max_predictions(const struct dataset *dataset); /* the largest P of its shards */
+/* BAD_INPUT names the first shard that was made with a vocabulary of other than `entries` (0: unknown), or one larger
+ * than the model's `vocab_size`. Foreign shards do not tell: their ids are checked as they are read. */
+status dataset_check_vocab(const struct dataset *dataset, int64_t entries, int64_t vocab_size);
 
 /* The manifest: a JSON array with an object per shard (name, bytes, rows), in order; what resume compares.
  * `dataset_compare` is BAD_INPUT, naming the first difference, when `manifest` (JSON text) is not that of `dataset`. */

@@ -35,7 +35,8 @@ struct shard_file {
     hid_t id, dataset[COLUMNS]; /* -1: absent */
     int64_t width[COLUMNS];     /* numbers a row, where all rows have as many */
     bool variable[COLUMNS];
-    bool signed16[COLUMNS]; /* stored as i2: large ids look negative */
+    bool signed16[COLUMNS];                       /* stored as i2: large ids look negative */
+    int64_t seq_len, max_predictions, vocab_size; /* as the file's attributes tell them; 0: not told */
 };
 
 /* Opens the file and checks its datasets, their types and shapes. BAD_INPUT names file and dataset, what was found and

@@ -88,9 +88,13 @@ static status check_locked(const char *path, struct shard *out) {
     if (code == OK) {
         out->rows = out->stored_rows = file.rows;
         out->block_rows = rows_a_block(&file);
+        out->vocab_size = file.vocab_size;
         if (file.form == FORM_FIXED) {
             out->seq_len = file.width[INPUT_IDS];
             out->max_predictions = file.width[MASKED_POSITIONS];
+        } else if (file.form == FORM_VARIABLE && file.seq_len && file.max_predictions) {
+            out->seq_len = file.seq_len; /* held against the rows as these are read */
+            out->max_predictions = file.max_predictions;
         } else {
             code = scan(&file, out);
         }

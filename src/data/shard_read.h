@@ -18,6 +18,7 @@ struct shard {
     int64_t rows;                     /* sequences in it: what everybody counts */
     int64_t stored_rows;              /* rows of its datasets: fewer where a row packs several sequences */
     int64_t seq_len, max_predictions; /* S, P: as stored, or the largest found where rows differ in length */
+    int64_t vocab_size;               /* of the vocabulary it was made with; 0: not told */
     int64_t block_rows;               /* stored rows of a block; whole HDF5 chunks if these are not too large */
     int32_t *block_sequences;         /* [shard_blocks] where rows are packed, else NULL */
     uint64_t hash;                    /* of the first rows, to notice copies */

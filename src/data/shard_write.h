@@ -1,6 +1,8 @@
 /* Shards out, in NVIDIA's HDF5 form: input_ids [N,S] i4, input_mask [N,S] i1, segment_ids [N,S] i1, masked_lm_positions
  * [N,P] i4, masked_lm_ids [N,P] i4, next_sentence_labels [N] i1; padding is 0; chunks of whole rows, compressed by
- * gzip. */
+ * gzip. Or, variable, in MLPerf's: ids and positions variable-length i2 (i4 where ids need it), segment_ids
+ * variable-length i1, labels as above, no mask. The root's attributes seq_len, max_predictions and vocab_size say what
+ * to expect. */
 #ifndef BERTH_DATA_SHARD_WRITE_H
 #define BERTH_DATA_SHARD_WRITE_H
 
@@ -11,7 +13,9 @@
 
 struct shard_shape {
     int64_t seq_len, max_predictions; /* S, P */
-    int compression;                  /* gzip level, 0 to 9 */
+    int64_t compression;              /* gzip level, 0 (none) to 9; of the padded form only */
+    bool variable;                    /* rows of their own length, as MLPerf has them, instead of padded ones */
+    int64_t vocab_size;               /* ids lie below: says which integers hold them */
 };
 
 /* Writes rows list->items[order[0..count)] as a new file, whole or not at all. The file is made in memory (it is about

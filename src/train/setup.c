@@ -140,7 +140,8 @@ static status make_config(const struct training *training, struct bert_config *c
     if (entries > config->vocab_size)
         return bad_input("model.vocab: the vocabulary has %lld entries, but the model's embedding only %lld",
                          (long long)entries, (long long)config->vocab_size);
-    return OK;
+    TRY(dataset_check_vocab(training->train_data, entries, config->vocab_size));
+    return training->eval_data ? dataset_check_vocab(training->eval_data, entries, config->vocab_size) : OK;
 }
 
 static int64_t larger(int64_t a, int64_t b) { return a > b ? a : b; }

@@ -8,6 +8,9 @@ import subprocess
 import sys
 import tempfile
 
+sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), ".."))
+from made_text import text_and_shards
+
 BERTH = os.path.abspath(sys.argv[1] if len(sys.argv) > 1 else "build/berth")
 
 
@@ -56,6 +59,12 @@ with tempfile.TemporaryDirectory() as folder:
     with open(ini, "a") as file:
         file.write("evry = 3\n")
     refused("train", ini, says=r"my\.ini:5: unknown key 'checkpoint.evry'; nearest: checkpoint.every")
+    # shards made with another vocabulary than the model's
+    text_and_shards(BERTH, folder)
+    berth("vocab", "--input", f"{folder}/text.txt", "--size", "200", "--output", f"{folder}/200.txt")
+    tiny = [os.path.join(os.path.dirname(__file__), "../../configs/bert-tiny.ini"), f"checkpoint.dir={run}", f"data.train={folder}/shards/train", "data.eval="]
+    refused("train", *tiny, f"model.vocab={folder}/200.txt", says="train_training_0000.hdf5: was made with a vocabulary of 300 entries, but that of the model has 200")
+    refused("train", *tiny, "model.vocab=", "model.vocab_size=200", says="of 300 entries, more than model.vocab_size = 200")
     assert not os.path.exists(run), f"wrong input left {os.listdir(run)} in a run folder"
 
 if os.path.exists("/dev/full"):  # a full disk: what was printed did not arrive, so the command failed

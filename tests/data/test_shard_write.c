@@ -3,6 +3,9 @@
 
 #include <hdf5.h>
 
+#include <unistd.h>
+
+#include "data/shard_read.h"
 #include "data/shard_write.h"
 
 enum { ROWS = 700, S = 16, P = 4 };
@@ -61,7 +64,7 @@ static void test_values(void **state) {
     int64_t order[ROWS];
     for (int n = 0; n < ROWS; n++)
         order[n] = (n * 11) % ROWS;
-    struct shard_shape shape = {S, P, 4};
+    struct shard_shape shape = {S, P, .compression = 4, .vocab_size = 200000};
     assert_int_equal(shard_write(path, &shape, &list, order, ROWS), OK);
     hid_t file = H5Fopen(path, H5F_ACC_RDONLY, H5P_DEFAULT);
     assert_true(file >= 0);
@@ -98,7 +101,7 @@ static void test_same_bytes(void **state) {
     (void)state;
     char *folder = fixture_folder(), *path = path_join(folder, "shard.hdf5");
     struct instance_list list = {0};
-    struct shard_shape shape = {S, P, 4};
+    struct shard_shape shape = {S, P, .compression = 4, .vocab_size = 200000};
     struct text first = {0}, second = {0};
     int64_t order[ROWS] = {0};
     make_rows(&list);
@@ -124,7 +127,7 @@ static void test_disk_full(void **state) {
     struct instance_list list = {0};
     make_rows(&list);
     int64_t order[ROWS] = {0};
-    struct shard_shape shape = {S, P, 0};
+    struct shard_shape shape = {S, P, .vocab_size = 200000};
     int failures = 0;
     for (status code = FAILED; code != OK; failures++) {
         file_fault(failures + 1, false);
@@ -146,8 +149,70 @@ static void test_disk_full(void **state) {
     free(folder);
 }
 
+static void assert_numbers_equal(const struct numbers *a, const struct numbers *b, int64_t count) {
+    for (int64_t i = 0; i < count; i++)
+        assert_int_equal(number_at(a, i), number_at(b, i));
+}
+
+/* Both forms hold the same sequences, in integers that hold every id. */
+static void test_variable(void **state) {
+    (void)state;
+    char *folder = fixture_folder(), *padded = path_join(folder, "padded.hdf5"),
+         *variable = path_join(folder, "v.hdf5");
+    struct instance_list list = {0};
+    make_rows(&list);
+    int64_t order[ROWS];
+    for (int n = 0; n < ROWS; n++)
+        order[n] = (n * 11) % ROWS;
+    for (int wide = 0; wide < 2; wide++) {
+        for (int n = 0; n < ROWS; n++)
+            ids[n][1] = wide ? 100000 : 32767;
+        struct shard_shape shape = {S, P, .compression = 4, .vocab_size = wide ? 100001 : 32768};
+        assert_int_equal(shard_write(padded, &shape, &list, order, ROWS), OK);
+        shape.variable = true;
+        assert_int_equal(shard_write(variable, &shape, &list, order, ROWS), OK);
+        hid_t file = H5Fopen(variable, H5F_ACC_RDONLY, H5P_DEFAULT), dataset = H5Dopen2(file, "input_ids", H5P_DEFAULT);
+        hid_t type = H5Dget_type(dataset), number = H5Tget_super(type);
+        assert_int_equal(H5Tget_size(number), wide ? 4 : 2);
+        assert_int_equal(H5Lexists(file, "input_mask", H5P_DEFAULT), 0);
+        H5Tclose(number);
+        H5Tclose(type);
+        H5Dclose(dataset);
+        H5Fclose(file);
+        struct shard shards[2];
+        struct block blocks[2];
+        struct shard_limits limits = {shape.vocab_size, S, P};
+        for (int i = 0; i < 2; i++) {
+            assert_int_equal(shard_check(i ? variable : padded, &shards[i]), OK);
+            struct extent extent = shard_block(&shards[i], 0);
+            assert_int_equal(extent.sequences, ROWS);
+            assert_int_equal(shards[i].seq_len, S);
+            assert_int_equal(shards[i].max_predictions, P);
+            assert_int_equal(shards[i].vocab_size, shape.vocab_size);
+            assert_int_equal(shard_read(&shards[i], &extent, &limits, &blocks[i]), OK);
+        }
+        assert_memory_equal(blocks[0].token_starts, blocks[1].token_starts, (ROWS + 1) * sizeof(int64_t));
+        assert_memory_equal(blocks[0].mask_starts, blocks[1].mask_starts, (ROWS + 1) * sizeof(int64_t));
+        assert_memory_equal(blocks[0].nsp, blocks[1].nsp, ROWS);
+        assert_numbers_equal(&blocks[0].tokens, &blocks[1].tokens, blocks[0].token_starts[ROWS]);
+        assert_numbers_equal(&blocks[0].positions, &blocks[1].positions, blocks[0].mask_starts[ROWS]);
+        assert_numbers_equal(&blocks[0].labels, &blocks[1].labels, blocks[0].mask_starts[ROWS]);
+        for (int i = 0; i < 2; i++) {
+            block_free(&blocks[i]);
+            shard_free(&shards[i]);
+        }
+        assert_int_equal(unlink(padded), 0); /* a shard is not written over */
+        assert_int_equal(unlink(variable), 0);
+    }
+    free(list.items);
+    assert_int_equal(folder_remove(folder), OK);
+    free(padded);
+    free(variable);
+    free(folder);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {cmocka_unit_test(test_values), cmocka_unit_test(test_same_bytes),
-                                       cmocka_unit_test(test_disk_full)};
+                                       cmocka_unit_test(test_disk_full), cmocka_unit_test(test_variable)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
