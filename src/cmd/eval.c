@@ -81,9 +81,9 @@ static status run(const struct settings *settings, const char *path, bool as_jso
         return bad_input("eval: data.eval is not set, expected data.eval=SHARDS");
     status code = checkpoint_resolve(path, &folder);
     if (code == OK)
-        code = dataset_open("data.eval", settings->data.eval, &eval);
+        code = dataset_open("data.eval", settings->data.eval, false, &eval);
     if (code == OK && *settings->data.train)
-        code = dataset_open("data.train", settings->data.train, &train);
+        code = dataset_open("data.train", settings->data.train, false, &train);
     figures.folder = folder;
     if (code == OK)
         code = evaluate(settings, &figures, eval, train);

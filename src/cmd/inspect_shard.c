@@ -74,7 +74,7 @@ status inspect_shard(const char *path, const char *vocab_path) {
     status code = vocab_path ? vocab_read(vocab_path, &vocab) : OK;
     struct totals totals = {.vocab = vocab};
     if (code == OK)
-        code = dataset_open("inspect", path, &dataset);
+        code = dataset_open("inspect", path, false, &dataset);
     if (code == OK)
         code = dataset_visit(dataset, vocab ? vocab_size(vocab) : INT32_MAX, show_batch, &totals);
     if (code == OK)

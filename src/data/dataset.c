@@ -16,7 +16,12 @@
 static status add_file(struct dataset *dataset, const char *path) {
     GROW(dataset->shards, dataset->count, dataset->capacity);
     struct shard *shard = &dataset->shards[dataset->count];
-    TRY(shard_check(path, shard));
+    status code = shard_check(path, shard);
+    if (code == BAD_INPUT && dataset->skip_bad) {
+        log_warn("left out: %s", status_message());
+        return OK;
+    }
+    TRY(code);
     dataset->count++;
     dataset->rows += shard->rows;
     dataset->seq_len = shard->seq_len > dataset->seq_len ? shard->seq_len : dataset->seq_len;
@@ -114,8 +119,9 @@ static void warn_of_copies(const char *setting, const struct dataset *dataset) {
     free(sorted);
 }
 
-status dataset_open(const char *setting, const char *paths, struct dataset **out) {
+status dataset_open(const char *setting, const char *paths, bool skip_bad, struct dataset **out) {
     struct dataset *dataset = xcalloc(1, sizeof *dataset);
+    dataset->skip_bad = skip_bad;
     status code = add_list(dataset, paths);
     if (code == OK && dataset->count == 0)
         code = bad_input("'%s' names no shards, expected a file, a folder, a pattern or a list of these", paths);

@@ -1,12 +1,12 @@
 #include "data/instances.h"
 
-#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "base/memory.h"
 #include "base/parallel.h"
 #include "base/philox.h"
+#include "data/masking.h"
 
 enum { BLOCK_DOCUMENTS = 8, SPECIALS_PAIR = 3, SPECIALS_SINGLE = 2 };
 
@@ -17,9 +17,7 @@ struct recipe {
     int64_t document_count;
     const struct instance_options *options;
     struct special_ids special;
-    const int32_t *ordinary; /* [ordinary_count] ids that a random replacement may be */
-    int64_t ordinary_count;
-    const bool *continues; /* [vocabulary] the entry is a "##" piece */
+    struct masking *masking;
     struct block *blocks;
 };
 
@@ -36,9 +34,9 @@ struct maker {
     struct random_stream random;
     int32_t *a, *b; /* [longest run] */
     int64_t a_length, b_length, a_capacity, b_capacity;
-    int32_t *ids;    /* [S] */
-    int32_t *groups; /* [S] begins of words or pieces, the candidates for masking */
-    bool *chosen;    /* [S] */
+    int32_t *ids;                /* [S] */
+    int32_t *positions, *labels; /* [P] */
+    struct masking_scratch scratch;
 };
 
 /* min ≤ result ≤ max */
@@ -70,64 +68,22 @@ static int32_t *block_room(struct block *block, int64_t more) {
     return at;
 }
 
-static int32_t replacement(struct maker *maker, int32_t original) {
-    double kind = random_uniform(&maker->random);
-    if (kind < 0.8)
-        return maker->recipe->special.mask;
-    if (kind < 0.9)
-        return original;
-    return maker->recipe->ordinary[random_below(&maker->random, (uint64_t)maker->recipe->ordinary_count)];
-}
-
-/* Marks the positions of `ids` to mask in maker->chosen and returns their number. */
-static int32_t choose_masks(struct maker *maker, int64_t length) {
-    const struct recipe *recipe = maker->recipe;
-    const struct instance_options *options = recipe->options;
-    int64_t wanted = lrint((double)length * options->masked_lm_prob), groups = 0, chosen = 0;
-    wanted = wanted < 1 ? 1 : wanted > options->max_predictions ? options->max_predictions : wanted;
-    memset(maker->chosen, 0, (size_t)length * sizeof *maker->chosen);
-    for (int64_t i = 0; i < length; i++) {
-        int32_t id = maker->ids[i];
-        if (id == recipe->special.cls || id == recipe->special.sep)
-            continue;
-        if (!(options->whole_word && recipe->continues[id]))
-            maker->groups[groups++] = (int32_t)i;
-    }
-    for (int64_t left = groups; left > 0 && chosen < wanted; left--) { /* groups in random order */
-        int64_t pick = draw(maker, 0, left - 1);
-        int32_t begin = maker->groups[pick], end = begin + 1;
-        maker->groups[pick] = maker->groups[left - 1];
-        while (options->whole_word && end < length && recipe->continues[maker->ids[end]])
-            end++;
-        if (chosen + end - begin > wanted)
-            continue;
-        for (int32_t i = begin; i < end; i++)
-            maker->chosen[i] = true;
-        chosen += end - begin;
-    }
-    return (int32_t)chosen;
-}
-
 /* Masks the sequence in maker->ids and adds it as a record. One without a masked token, where no whole word is short
  * enough, teaches nothing and is left out. */
 static void emit(struct maker *maker, struct block *block, int64_t length, int64_t b_begin, int32_t label) {
-    int32_t masked = choose_masks(maker, length);
+    const struct recipe *recipe = maker->recipe;
+    int64_t masked = masking_apply(recipe->masking, &maker->random, &maker->scratch, recipe->options->max_predictions,
+                                   length, maker->ids, maker->positions, maker->labels);
     if (!masked)
         return;
-    int32_t *record = block_room(block, 4 + length + 2 * masked);
-    int32_t *ids = record + 4, *positions = ids + length, *labels = positions + masked;
+    int32_t *record = block_room(block, 4 + length + 2 * masked), *ids = record + 4;
     record[0] = (int32_t)length;
     record[1] = (int32_t)b_begin;
     record[2] = label;
-    record[3] = masked;
-    for (int64_t i = 0; i < length; i++) {
-        ids[i] = maker->ids[i];
-        if (!maker->chosen[i])
-            continue;
-        *positions++ = (int32_t)i;
-        *labels++ = ids[i];
-        ids[i] = replacement(maker, ids[i]);
-    }
+    record[3] = (int32_t)masked;
+    memcpy(ids, maker->ids, (size_t)length * sizeof *ids);
+    memcpy(ids + length, maker->positions, (size_t)masked * sizeof *ids);
+    memcpy(ids + length + masked, maker->labels, (size_t)masked * sizeof *ids);
     block->instances++;
 }
 
@@ -224,11 +180,11 @@ static void make_singles(struct maker *maker, struct block *block, int64_t docum
 /* Documents [begin, end) of the list that repeats all documents dupe_factor times. */
 static void make_blocks(void *ctx, int64_t begin, int64_t end) {
     const struct recipe *recipe = ctx;
-    size_t seq_len = (size_t)recipe->options->seq_len;
+    size_t most = (size_t)recipe->options->max_predictions;
     struct maker maker = {.recipe = recipe,
-                          .ids = xcalloc(seq_len, sizeof *maker.ids),
-                          .groups = xcalloc(seq_len, sizeof *maker.groups),
-                          .chosen = xcalloc(seq_len, sizeof *maker.chosen)};
+                          .ids = xcalloc((size_t)recipe->options->seq_len, sizeof *maker.ids),
+                          .positions = xcalloc(most, sizeof *maker.positions),
+                          .labels = xcalloc(most, sizeof *maker.labels)};
     for (int64_t i = begin; i < end; i++) {
         int64_t dupe = i / recipe->document_count, document = recipe->documents[i % recipe->document_count];
         struct block *block = &recipe->blocks[i / BLOCK_DOCUMENTS];
@@ -242,8 +198,9 @@ static void make_blocks(void *ctx, int64_t begin, int64_t end) {
     free(maker.a);
     free(maker.b);
     free(maker.ids);
-    free(maker.groups);
-    free(maker.chosen);
+    free(maker.positions);
+    free(maker.labels);
+    masking_scratch_free(&maker.scratch);
 }
 
 /* Hands a block's records, and its memory, to the list. */
@@ -265,30 +222,20 @@ static void take_block(struct instance_list *list, struct block *block) {
 void instances_make(const struct corpus *corpus, const struct vocab *vocab, const int64_t *documents, int64_t count,
                     const struct instance_options *options, struct instance_list *out) {
     int64_t all = count * options->dupe_factor, blocks = (all + BLOCK_DOCUMENTS - 1) / BLOCK_DOCUMENTS;
-    int32_t *ordinary = xcalloc((size_t)vocab_size(vocab), sizeof *ordinary);
-    bool *continues = xcalloc((size_t)vocab_size(vocab), sizeof *continues);
+    const struct masking_options masking = {options->masked_lm_prob, 0.8, 0.1, options->whole_word};
     struct recipe recipe = {corpus,
                             documents,
                             count,
                             options,
                             vocab_special(vocab),
-                            ordinary,
-                            0,
-                            continues,
+                            masking_new(vocab, &masking),
                             xcalloc((size_t)blocks, sizeof(struct block))};
-    for (int64_t id = 0; id < vocab_size(vocab); id++) {
-        const char *token = vocab_token(vocab, id);
-        continues[id] = strncmp(token, "##", 2) == 0 && token[2];
-        if (vocab_ordinary(vocab, id))
-            ordinary[recipe.ordinary_count++] = (int32_t)id;
-    }
     parallel_for(all, BLOCK_DOCUMENTS, make_blocks, &recipe);
     out->blocks = xcalloc((size_t)blocks, sizeof *out->blocks);
     for (int64_t i = 0; i < blocks; i++)
         take_block(out, &recipe.blocks[i]);
     free(recipe.blocks);
-    free(ordinary);
-    free(continues);
+    masking_free(recipe.masking);
 }
 
 void instances_free(struct instance_list *list) {

@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "base/clock.h"
+#include "base/log.h"
 #include "base/memory.h"
 #include "data/sampler.h"
 
@@ -31,8 +32,9 @@ struct entry {
 struct reader {
     struct reader_options options;
     struct sampler sampler;
-    struct block blocks[WINDOW]; /* what the sampler's slots hold, for blocks of this rank */
-    bool loaded[WINDOW];
+    struct block blocks[WINDOW];           /* what the sampler's slots hold, for blocks of this rank */
+    bool loaded[WINDOW], left_out[WINDOW]; /* left_out: broken, and that is not to stop the run */
+    struct masking_scratch scratch;
     int64_t number; /* sequence number of the next sample */
     struct entry *ring;
     /* shared with the trainer, under the lock */
@@ -85,14 +87,30 @@ static struct batch *batch_to_fill(struct reader *reader, struct entry *entry) {
     return &entry->batches[data->micro_batches++];
 }
 
-static void add_sample(struct reader *reader, struct entry *entry, const struct block *block, int64_t row) {
+/* Puts the sample's own ids back where the stored masks are, and masks it as its epoch wants. Room for its masks is
+ * there. Returns how many it has now. */
+static int64_t mask_anew(struct reader *reader, struct entry *entry, int64_t sample, int64_t masks, int64_t length) {
+    const struct step_data *data = &entry->data;
+    int32_t *ids = entry->ids + data->tokens, *rows = entry->rows + data->masked,
+            *labels = entry->labels + data->masked;
+    for (int64_t i = 0; i < masks; i++)
+        ids[rows[i]] = labels[i];
+    struct random_stream random =
+        random_open(reader->sampler.seed, RANDOM_MASKING, ((uint64_t)reader->sampler.epoch << 40) + (uint64_t)sample);
+    return masking_apply(reader->options.masking, &random, &reader->scratch, INT64_MAX, length, ids, rows, labels);
+}
+
+static void add_sample(struct reader *reader, struct entry *entry, const struct block *block, const struct draw *draw) {
+    const struct masking *masking = reader->options.masking;
     struct step_data *data = &entry->data;
+    int64_t row = draw->row;
     struct batch *batch = batch_to_fill(reader, entry);
     int64_t from = block->token_starts[row], length = block->token_starts[row + 1] - from;
     int64_t mask = block->mask_starts[row], masks = block->mask_starts[row + 1] - mask;
     grow_sequences(entry, data->sequences + 1);
     grow_tokens(entry, data->tokens + length);
-    grow_masks(entry, data->masked + masks);
+    int64_t most = masking ? masking_most(masking, length) : 0;
+    grow_masks(entry, data->masked + (masks > most ? masks : most));
     for (int64_t i = 0; i < length; i++) {
         uint32_t token = number_at(&block->tokens, from + i);
         entry->ids[data->tokens + i] = (int32_t)(token >> 1);
@@ -100,9 +118,13 @@ static void add_sample(struct reader *reader, struct entry *entry, const struct 
         entry->positions[data->tokens + i] = (int32_t)i;
     }
     for (int64_t i = 0; i < masks; i++) {
-        entry->rows[data->masked + i] = (int32_t)(batch->tokens + number_at(&block->positions, mask + i));
+        entry->rows[data->masked + i] = (int32_t)number_at(&block->positions, mask + i);
         entry->labels[data->masked + i] = (int32_t)number_at(&block->labels, mask + i);
     }
+    if (masking)
+        masks = mask_anew(reader, entry, draw->sample, masks, length);
+    for (int64_t i = 0; i < masks; i++) /* positions become rows of the batch */
+        entry->rows[data->masked + i] += (int32_t)batch->tokens;
     /* each batch has one start more than sequences */
     int32_t *starts = entry->starts + data->sequences + (data->micro_batches - 1);
     starts[0] = (int32_t)batch->tokens;
@@ -124,17 +146,23 @@ static status load(struct reader *reader, int number) {
     struct shard_limits limits = {options->vocab_size, options->seq_len, options->max_predictions};
     if (reader->loaded[number])
         block_free(&reader->blocks[number]);
-    reader->loaded[number] = false;
-    TRY(shard_read(&reader->sampler.dataset->shards[slot->file], &slot->extent, &limits, &reader->blocks[number]));
-    reader->loaded[number] = true;
-    return OK;
+    reader->loaded[number] = reader->left_out[number] = false;
+    const struct dataset *dataset = reader->sampler.dataset;
+    status code = shard_read(&dataset->shards[slot->file], &slot->extent, &limits, &reader->blocks[number]);
+    if (code == BAD_INPUT && dataset->skip_bad) {
+        log_warn("%lld sequences left out: %s", (long long)slot->extent.sequences, status_message());
+        reader->left_out[number] = true;
+        return OK;
+    }
+    reader->loaded[number] = code == OK;
+    return code;
 }
 
 static void unload_all(struct reader *reader) {
     for (int s = 0; s < WINDOW; s++) {
         if (reader->loaded[s])
             block_free(&reader->blocks[s]);
-        reader->loaded[s] = false;
+        reader->loaded[s] = reader->left_out[s] = false;
     }
 }
 
@@ -157,18 +185,22 @@ static bool is_closing(struct reader *reader) {
 static status fill(struct reader *reader, struct entry *entry) {
     const struct reader_options *options = &reader->options;
     struct draw draw;
-    int64_t drawn = 0;
+    int64_t drawn = 0, left_out = 0;
     entry->data = (struct step_data){0};
     for (; drawn < options->global_batch && next_draw(reader, &draw); drawn++, reader->number++) {
         if (reader->sampler.slots[draw.slot].place % options->ranks != options->rank)
             continue;
-        if (draw.fresh || !reader->loaded[draw.slot]) {
+        if (draw.fresh || !(reader->loaded[draw.slot] || reader->left_out[draw.slot])) {
             if (is_closing(reader)) /* a step may need the blocks of a whole window: do not keep reader_close waiting */
                 return stopped("the reader was closed");
             TRY(load(reader, draw.slot));
         }
-        add_sample(reader, entry, &reader->blocks[draw.slot], draw.row);
+        left_out += reader->left_out[draw.slot];
+        if (reader->loaded[draw.slot])
+            add_sample(reader, entry, &reader->blocks[draw.slot], &draw);
     }
+    if (left_out > 0 && left_out == drawn)
+        return bad_input("all %lld sequences of a step lie in broken shards", (long long)drawn);
     entry->end = drawn == 0;
     entry->epoch = entry->data.epoch = reader->sampler.epoch;
     entry->consumed = reader->sampler.consumed;
@@ -299,6 +331,7 @@ void reader_close(struct reader *reader) {
     for (int i = 0; i <= reader->options.ring; i++)
         free_entry(&reader->ring[i]);
     free(reader->ring);
+    masking_scratch_free(&reader->scratch);
     sampler_close(&reader->sampler);
     pthread_mutex_destroy(&reader->lock);
     pthread_cond_destroy(&reader->changed);

@@ -14,12 +14,15 @@
 #include "base/status.h"
 #include "base/text.h"
 #include "data/batch.h"
+#include "data/masking.h"
 
 struct dataset;
 
 /* Finds and opens every shard once, checks datasets, types and shapes, and keeps names, sizes and row counts.
- * `setting` names the key in messages ("data.train"). BAD_INPUT on anything wrong, with file and dataset. */
-status dataset_open(const char *setting, const char *paths, struct dataset **out);
+ * `setting` names the key in messages ("data.train"). BAD_INPUT on anything wrong, with file and dataset; with
+ * `skip_bad` a broken shard is left out with a warning instead, and so is, as it is read, a block (shard_read.h) with a
+ * broken row: its sequences count as consumed, but no step holds them. */
+status dataset_open(const char *setting, const char *paths, bool skip_bad, struct dataset **out);
 void dataset_free(struct dataset *dataset);
 int64_t dataset_rows(const struct dataset *dataset);
 int64_t dataset_files(const struct dataset *dataset);
@@ -46,6 +49,7 @@ struct reader_options {
     int64_t max_predictions;
     int64_t start_epoch, start_consumed; /* where to start: epoch, and sequences of it already consumed */
     int64_t first_number;                /* sequence number of the first sequence handed out */
+    const struct masking *masking;       /* masks drawn anew, from (seed, shards, epoch, sample); NULL: those stored */
     int ring;                            /* steps read ahead, at least 1 */
 };
 

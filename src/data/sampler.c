@@ -23,6 +23,9 @@ static int64_t block_count(const struct sampler *sampler) { return sampler->firs
 void sampler_open(struct sampler *sampler, const struct dataset *dataset, uint64_t seed, bool shuffle) {
     *sampler = (struct sampler){.dataset = dataset, .seed = seed ^ hash_shards(dataset), .shuffle = shuffle};
     sampler->first_block = xcalloc((size_t)dataset->count + 1, sizeof *sampler->first_block);
+    sampler->first_row = xcalloc((size_t)dataset->count + 1, sizeof *sampler->first_row);
+    for (int64_t file = 0; file < dataset->count; file++)
+        sampler->first_row[file + 1] = sampler->first_row[file] + dataset->shards[file].rows;
     for (int64_t file = 0; file < dataset->count; file++)
         sampler->first_block[file + 1] = sampler->first_block[file] + shard_blocks(&dataset->shards[file]);
     sampler->block_order = xcalloc((size_t)block_count(sampler), sizeof *sampler->block_order);
@@ -38,6 +41,7 @@ static void clear_slots(struct sampler *sampler) {
 
 void sampler_close(struct sampler *sampler) {
     clear_slots(sampler);
+    free(sampler->first_row);
     free(sampler->first_block);
     free(sampler->block_order);
 }
@@ -141,7 +145,11 @@ bool sampler_draw(struct sampler *sampler, struct draw *out) {
         slot->row_order = xmalloc((size_t)slot->extent.sequences * sizeof *slot->row_order);
         permute(sampler, 1 + (uint64_t)block, slot->extent.sequences, slot->row_order);
     }
-    *out = (struct draw){.slot = sampler->turn, .row = slot->row_order[slot->used], .fresh = slot->used == 0};
+    int64_t row = slot->row_order[slot->used];
+    *out = (struct draw){.slot = sampler->turn,
+                         .row = row,
+                         .sample = sampler->first_row[slot->file] + slot->extent.first_sequence + row,
+                         .fresh = slot->used == 0};
     slot->used++;
     sampler->consumed++;
     sampler->turn = (sampler->turn + 1) % sampler->window;

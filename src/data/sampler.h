@@ -25,6 +25,7 @@ struct sampler {
     uint64_t seed;
     bool shuffle;
     int64_t epoch, consumed; /* where it stands */
+    int64_t *first_row;      /* [files+1] the sequences of all files are numbered in file order */
     int64_t *first_block;    /* [files+1] the blocks of all files are numbered in file order */
     int64_t *block_order;    /* [first_block[files]] of this epoch */
     int64_t next_place;      /* of the next block to open */
@@ -32,10 +33,11 @@ struct sampler {
     int window, turn;
 };
 
-/* One sample: the slot it comes from, and which of its block's sequences. `fresh`: the slot's block is newly opened. */
+/* One sample: the slot it comes from, and which of its block's sequences, and of all. `fresh`: the slot's block is
+ * newly opened. */
 struct draw {
     int slot;
-    int64_t row;
+    int64_t row, sample;
     bool fresh;
 };
 

@@ -21,7 +21,12 @@ int64_t shard_blocks(const struct shard *shard) {
 
 struct extent shard_block(const struct shard *shard, int64_t number) {
     int64_t first = number * shard->block_rows, stored = smaller(shard->block_rows, shard->stored_rows - first);
-    return (struct extent){first, stored, shard->block_sequences ? shard->block_sequences[number] : stored};
+    if (!shard->block_sequences)
+        return (struct extent){first, stored, stored, first};
+    struct extent extent = {first, stored, shard->block_sequences[number], 0};
+    for (int64_t i = 0; i < number; i++)
+        extent.first_sequence += shard->block_sequences[i];
+    return extent;
 }
 
 /* h5py's own choice of chunks is thousands of rows tall and a few columns wide, so a block of fewer rows would

@@ -28,6 +28,7 @@ struct shard {
 struct extent {
     int64_t first, stored; /* stored rows first … first + stored - 1 */
     int64_t sequences;
+    int64_t first_sequence; /* of the shard's */
 };
 
 /* Opens the file, checks its datasets, types and shapes, closes it. BAD_INPUT names file and dataset. */

@@ -91,8 +91,24 @@ static status open_data(struct training *training) {
     const struct settings *settings = training->settings;
     if (!*settings->data.train)
         return bad_input("data.train is not set: expected shards, as 'berth shard' writes them");
-    TRY(dataset_open("data.train", settings->data.train, &training->train_data));
-    return *settings->data.eval ? dataset_open("data.eval", settings->data.eval, &training->eval_data) : OK;
+    bool skip = settings->data.on_bad_shard == ON_BAD_SHARD_SKIP;
+    TRY(dataset_open("data.train", settings->data.train, skip, &training->train_data));
+    return *settings->data.eval ? dataset_open("data.eval", settings->data.eval, false, &training->eval_data) : OK;
+}
+
+static status open_masking(struct training *training) {
+    const struct settings *settings = training->settings;
+    if (settings->data.masking == MASKING_STATIC)
+        return OK;
+    if (!training->tokenizer)
+        return bad_input("data.masking = dynamic: expected model.vocab too, which tells what may be masked");
+    if (settings->data.mask_token_share + settings->data.mask_random_share > 1)
+        return bad_input("data.mask_token_share = %g and data.mask_random_share = %g: expected at most 1 together",
+                         settings->data.mask_token_share, settings->data.mask_random_share);
+    const struct masking_options options = {settings->data.mask_prob, settings->data.mask_token_share,
+                                            settings->data.mask_random_share, settings->data.whole_word_mask};
+    training->masking = masking_new(training->tokenizer->vocab, &options);
+    return OK;
 }
 
 /* With model.init, sizes come from its config.json; a size that was given and differs is an error. */
@@ -160,6 +176,8 @@ static status make_shape(const struct training *training, const struct bert_conf
                          (long long)length, (long long)config->max_position_embeddings);
     int64_t most = settings->train.micro_batch < settings->train.global_batch ? settings->train.micro_batch
                                                                               : settings->train.global_batch;
+    if (training->masking)
+        masks = larger(masks, masking_most(training->masking, length));
     *shape = (struct bert_shape){
         .sequences = most, .seq_len = larger(length, settings->data.seq_len), .max_predictions = masks};
     return OK;
@@ -267,12 +285,15 @@ static status open_reader(struct training *training) {
                                      .rank = network->comm->rank,
                                      .ranks = network->comm->ranks,
                                      .vocab_size = network->config.vocab_size,
+                                     .masking = training->masking,
                                      .seq_len = dataset_seq_len(training->train_data),
                                      .max_predictions = dataset_max_predictions(training->train_data),
                                      .start_epoch = training->state.epoch,
                                      .start_consumed = training->state.epoch_consumed,
                                      .first_number = training->state.consumed,
                                      .ring = (int)settings->data.read_ahead};
+    if (training->masking) /* it knows the entries of the vocabulary, not the embedding's extra rows */
+        options.vocab_size = vocab_size(training->tokenizer->vocab);
     return reader_open(training->train_data, &options, &training->reader);
 }
 
@@ -332,6 +353,7 @@ static status open_all(struct training *training, struct settings *settings) {
         TRY(adopt_saved_settings(training, settings));
     TRY(open_tokenizer(training));
     TRY(open_data(training));
+    TRY(open_masking(training));
     TRY(make_config(training, &config));
     TRY(make_shape(training, &config, &shape));
     TRY(open_network(training, &config, &shape));
@@ -364,6 +386,7 @@ void training_close(struct training *training) {
     run_folder_close(&training->run);
     dataset_free(training->train_data);
     dataset_free(training->eval_data);
+    masking_free(training->masking);
     hf_tokenizer_free(training->tokenizer);
     trainer_state_free(&training->state);
     free(training->lr_table);

@@ -13,6 +13,7 @@ struct training {
     const struct settings *settings;
     struct hf_tokenizer *tokenizer;         /* NULL without a vocabulary */
     struct dataset *train_data, *eval_data; /* eval_data NULL without data.eval */
+    struct masking *masking;                /* NULL: the masks of the shards */
     struct network network;
     struct run_folder run;
     struct metrics metrics;

@@ -4,7 +4,7 @@
 static status open_values(struct values *v) {
     char *path = write_values("bad.hdf5", v);
     struct dataset *dataset;
-    status code = dataset_open("data.train", path, &dataset);
+    status code = dataset_open("data.train", path, false, &dataset);
     if (code == OK)
         dataset_free(dataset);
     unlink(path);
@@ -17,7 +17,7 @@ static status read_values(struct values *v) {
     struct dataset *dataset;
     struct reader_options options = options_of(8);
     options.shuffle = options.endless = false;
-    if (dataset_open("data.train", path, &dataset) != OK)
+    if (dataset_open("data.train", path, false, &dataset) != OK)
         fail_msg("%s", status_message());
     status code = read_all(dataset, &options);
     dataset_free(dataset);
@@ -47,16 +47,16 @@ static void test_bad_files(void **state) {
     EXPECT(open_values(v), "masked_lm_positions", "19", "20");
     EXPECT(open_values(make_values(0, 0)), "bad.hdf5", "no sequences");
 
-    EXPECT(dataset_open("data.eval", "/nowhere/x*.hdf5", &dataset), "data.eval", "/nowhere/x*.hdf5");
-    EXPECT(dataset_open("data.eval", " , ", &dataset), "data.eval", "names no shards");
+    EXPECT(dataset_open("data.eval", "/nowhere/x*.hdf5", false, &dataset), "data.eval", "/nowhere/x*.hdf5");
+    EXPECT(dataset_open("data.eval", " , ", false, &dataset), "data.eval", "names no shards");
     char *path = path_join(folder, "text.hdf5");
     assert_int_equal(file_write_all(path, "just some text, not a shard", 27), OK);
-    EXPECT(dataset_open("data.train", path, &dataset), "text.hdf5", "not an HDF5 file");
+    EXPECT(dataset_open("data.train", path, false, &dataset), "text.hdf5", "not an HDF5 file");
     free(path);
 
     path = write_values("cut.hdf5", make_values(0, 3000));
     assert_int_equal(truncate(path, 20000), 0);
-    EXPECT(dataset_open("data.train", path, &dataset), "cut.hdf5", "truncated");
+    EXPECT(dataset_open("data.train", path, false, &dataset), "cut.hdf5", "truncated");
     unlink(path);
     free(path);
 }
@@ -113,7 +113,7 @@ static void test_an_error_comes_at_its_step(void **state) {
     struct reader_options options = options_of(100);
     const struct step_data *data;
     options.shuffle = options.endless = false;
-    assert_int_equal(dataset_open("data.train", path, &dataset), OK);
+    assert_int_equal(dataset_open("data.train", path, false, &dataset), OK);
     assert_int_equal(reader_open(dataset, &options, &reader), OK);
     for (int step = 0; step < 20; step++) /* rows 0 … 1999, in two blocks of 1,000 */
         assert_int_equal(reader_next(reader, &data), OK);
@@ -142,7 +142,7 @@ static void test_an_error_comes_at_its_step(void **state) {
 static int64_t files_in(const char *format, const char *more) {
     struct dataset *dataset;
     char *paths = xasprintf(format, folder, more);
-    if (dataset_open("data.train", paths, &dataset) != OK)
+    if (dataset_open("data.train", paths, false, &dataset) != OK)
         fail_msg("%s", status_message());
     int64_t files = dataset_files(dataset);
     dataset_free(dataset);
@@ -172,11 +172,11 @@ static void test_files_folders_patterns_and_lists(void **state) {
     free(two);
 
     struct dataset *dataset;
-    EXPECT(dataset_open("data.train", path, &dataset), "data.train", "notes.txt", "not an HDF5 file");
+    EXPECT(dataset_open("data.train", path, false, &dataset), "data.train", "notes.txt", "not an HDF5 file");
     free(path);
     path = path_join(folder, "empty");
     assert_int_equal(folder_create(path), OK);
-    EXPECT(dataset_open("data.train", path, &dataset), "empty", "no HDF5 shards");
+    EXPECT(dataset_open("data.train", path, false, &dataset), "empty", "no HDF5 shards");
     free(path);
     /* in a folder too, a file that calls itself a shard must be one */
     static const char *const endings[] = {"find/d.hdf5", "find/d.h5", "find/d.hdf"};
@@ -184,7 +184,7 @@ static void test_files_folders_patterns_and_lists(void **state) {
     for (int i = 0; i < 3; i++) {
         path = path_join(folder, endings[i]);
         assert_int_equal(file_write_all(path, "", 0), OK);
-        EXPECT(dataset_open("data.train", find, &dataset), endings[i], "not an HDF5 file");
+        EXPECT(dataset_open("data.train", find, false, &dataset), endings[i], "not an HDF5 file");
         unlink(path);
         free(path);
     }
@@ -203,7 +203,7 @@ static void test_truncated_anywhere(void **state) {
     for (size_t length = 0; length < whole.length; length += whole.length / 23) {
         struct dataset *dataset;
         assert_int_equal(file_write_all(path, whole.data, length), OK);
-        status code = dataset_open("data.train", path, &dataset);
+        status code = dataset_open("data.train", path, false, &dataset);
         if (code == OK) {
             code = read_all(dataset, &options);
             dataset_free(dataset);
@@ -215,13 +215,53 @@ static void test_truncated_anywhere(void **state) {
     free(path);
 }
 
+/* data.on_bad_shard=skip: a broken file, and the block of a broken row, are left out, and nothing else. */
+static void test_broken_shards_left_out(void **state) {
+    (void)state;
+    struct values *v = make_values(1, 3000);
+    v->nsp[2500] = 7;
+    char *cut = write_values("bad_cut.hdf5", make_values(0, 3000)), *late = write_values("bad_late.hdf5", v);
+    char *list = xasprintf("%s,%s", cut, late);
+    assert_int_equal(truncate(cut, 20000), 0);
+    struct dataset *dataset;
+    struct reader *reader;
+    struct reader_options options = options_of(100);
+    const struct step_data *data;
+    options.shuffle = options.endless = false;
+    EXPECT(dataset_open("data.train", list, false, &dataset), "bad_cut.hdf5");
+    assert_int_equal(dataset_open("data.train", list, true, &dataset), OK);
+    assert_int_equal(dataset_files(dataset), 1);
+    assert_int_equal(dataset_rows(dataset), 3000);
+    options.shuffle = true; /* blocks of 1,000 rows, drawn in turn: a third of each step is left out */
+    assert_int_equal(reader_open(dataset, &options, &reader), OK);
+    int64_t sequences = 0;
+    for (int step = 1; step <= 30; step++) {
+        assert_int_equal(reader_next(reader, &data), OK);
+        assert_int_equal(data->consumed, 100 * step);
+        assert_in_range(data->sequences, 66, 67);
+        sequences += data->sequences;
+    }
+    assert_int_equal(sequences, 2000);
+    reader_close(reader);
+    options.shuffle = false; /* in file order whole steps are */
+    EXPECT(read_all(dataset, &options), "all 100 sequences of a step", "broken");
+    dataset_free(dataset);
+    EXPECT(dataset_open("data.train", cut, true, &dataset), "names no shards");
+    char *all[] = {cut, late, list};
+    for (int i = 0; i < 3; i++) {
+        if (i < 2)
+            unlink(all[i]);
+        free(all[i]);
+    }
+}
+
 /* What dataset_open writes to standard error. */
 static char *warnings_of(const char *paths) {
     char *path = path_join(folder, "stderr"), *said;
     int kept = dup(STDERR_FILENO);
     assert_non_null(freopen(path, "w", stderr));
     struct dataset *dataset;
-    status code = dataset_open("data.train", paths, &dataset);
+    status code = dataset_open("data.train", paths, false, &dataset);
     fflush(stderr);
     dup2(kept, STDERR_FILENO);
     close(kept);
@@ -263,8 +303,8 @@ static void test_manifest(void **state) {
     struct text manifest = {0}, bent = {0};
     char *a = write_values("m_a.hdf5", make_values(0, 30)), *b = write_values("m_b.hdf5", make_values(1, 40));
     char *list = xasprintf("%s,%s", a, b);
-    assert_int_equal(dataset_open("data.train", list, &two), OK);
-    assert_int_equal(dataset_open("data.train", b, &one), OK);
+    assert_int_equal(dataset_open("data.train", list, false, &two), OK);
+    assert_int_equal(dataset_open("data.train", b, false, &one), OK);
     assert_int_equal(dataset_rows(two), 70);
     dataset_manifest(two, &manifest);
     assert_non_null(strstr(manifest.data, "{\"name\": \"m_a.hdf5\", \"bytes\": "));
@@ -289,6 +329,7 @@ int main(void) {
         cmocka_unit_test(test_an_error_comes_at_its_step),
         cmocka_unit_test(test_files_folders_patterns_and_lists),
         cmocka_unit_test(test_truncated_anywhere),
+        cmocka_unit_test(test_broken_shards_left_out),
         cmocka_unit_test(test_copies_are_noticed),
         cmocka_unit_test(test_manifest),
     };

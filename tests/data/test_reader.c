@@ -1,6 +1,8 @@
 /* The reader on HDF5 files made here: which samples come out, in which order, and that they are whole. */
 #include "shard_fixture.h"
 
+#include <math.h>
+
 /* Three files of different size in folder "set". */
 enum { FILES = 3, TOTAL = 3500 + 37 + 1200 };
 static const int file_rows[FILES] = {3500, 37, 1200};
@@ -8,7 +10,7 @@ static const int file_rows[FILES] = {3500, 37, 1200};
 static struct dataset *open_set(void) {
     struct dataset *dataset;
     char *path = path_join(folder, "set");
-    status code = dataset_open("data.train", path, &dataset);
+    status code = dataset_open("data.train", path, false, &dataset);
     if (code != OK)
         fail_msg("%s", status_message());
     free(path);
@@ -219,7 +221,7 @@ static void test_set_smaller_than_a_step(void **state) {
     char *path = path_join(folder, "set/b_no_ending");
     static int stream[BATCH * STEPS], again[BATCH];
     struct reader_options options = options_of(BATCH);
-    assert_int_equal(dataset_open("data.train", path, &dataset), OK);
+    assert_int_equal(dataset_open("data.train", path, false, &dataset), OK);
     read_stream(dataset, &options, STEPS, stream, 0);
     for (int epoch = 0; epoch < BATCH * STEPS / ROWS; epoch++) {
         int seen[ROWS] = {0};
@@ -235,6 +237,121 @@ static void test_set_smaller_than_a_step(void **state) {
     assert_memory_equal(again, stream + 2 * BATCH, sizeof again);
     free(path);
     dataset_free(dataset);
+}
+
+/* --- masks drawn anew --- */
+
+/* What a step handed out for one sequence: its ids, and those with the masks undone. */
+struct seen {
+    int32_t length, masked;
+    int32_t ids[S], original[S];
+    int8_t is_masked[S];
+};
+
+static void collect(const struct dataset *dataset, const struct reader_options *options, int steps, struct seen *seen,
+                    int64_t first) {
+    struct reader *reader;
+    const struct step_data *data;
+    assert_int_equal(reader_open(dataset, options, &reader), OK);
+    for (int step = 0; step < steps; step++) {
+        assert_int_equal(reader_next(reader, &data), OK);
+        for (int64_t i = 0; i < data->micro_batches; i++) {
+            const struct batch *batch = &data->batches[i];
+            int64_t mask = 0;
+            for (int64_t s = 0; s < batch->sequences; s++) {
+                struct seen *out = &seen[batch->sequence_numbers[s] - first];
+                int64_t from = batch->starts[s], to = batch->starts[s + 1];
+                memset(out, 0, sizeof *out);
+                out->length = (int32_t)(to - from);
+                memcpy(out->ids, batch->ids + from, (size_t)(to - from) * sizeof *out->ids);
+                memcpy(out->original, out->ids, sizeof out->ids);
+                for (; mask < batch->masked && batch->masked_rows[mask] < to; mask++, out->masked++) {
+                    out->original[batch->masked_rows[mask] - from] = batch->masked_labels[mask];
+                    out->is_masked[batch->masked_rows[mask] - from]++;
+                }
+            }
+            assert_int_equal(mask, batch->masked);
+        }
+    }
+    reader_close(reader);
+}
+
+static struct masking *masking_of(double probability, double mask_share, double random_share) {
+    struct text entries = {0};
+    struct vocab *vocab;
+    char *path = path_join(folder, "vocab.txt");
+    text_add(&entries, "[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\n");
+    for (int id = 5; id < VOCAB; id++)
+        text_printf(&entries, "w%d\n", id);
+    assert_int_equal(file_write_all(path, entries.data, entries.length), OK);
+    assert_int_equal(vocab_read(path, &vocab), OK);
+    struct masking *masking =
+        masking_new(vocab, &(struct masking_options){probability, mask_share, random_share, false});
+    vocab_free(vocab);
+    text_free(&entries);
+    free(path);
+    return masking;
+}
+
+static void test_masks_drawn_anew(void **state) {
+    (void)state;
+    enum { BATCH = 100, STEPS = TOTAL / BATCH };
+    static struct seen stored[BATCH * STEPS], drawn[BATCH * STEPS], again[BATCH * STEPS];
+    struct dataset *dataset = open_set();
+    struct reader_options options = options_of(BATCH), anew = options;
+    struct masking *masking = masking_of(0.4, 0.5, 0.3);
+    anew.masking = masking;
+    collect(dataset, &options, STEPS, stored, 0);
+    collect(dataset, &anew, STEPS, drawn, 0);
+    int64_t masked = 0, as_mask = 0, kept = 0;
+    for (int n = 0; n < BATCH * STEPS; n++) {
+        const struct seen *seen = &drawn[n];
+        assert_int_equal(seen->length, stored[n].length);
+        assert_memory_equal(seen->original, stored[n].original, sizeof seen->original); /* the text is the same */
+        assert_int_equal(seen->masked, lrint(0.4 * seen->length));
+        for (int i = 0; i < S; i++) {
+            assert_in_range(seen->is_masked[i], 0, 1);
+            masked += seen->is_masked[i];
+            as_mask += seen->is_masked[i] && seen->ids[i] == 4;
+            kept += seen->is_masked[i] && seen->ids[i] == seen->original[i];
+        }
+    }
+    double deviation = 5 * sqrt(0.25 * (double)masked); /* five of a coin's */
+    assert_true(fabs((double)as_mask - 0.5 * (double)masked) < deviation);
+    assert_true(fabs((double)kept - 0.2 * (double)masked) < deviation);
+    /* a function of the sample and the epoch: the same over ranks, and after a resume */
+    for (anew.rank = 0, anew.ranks = 3; anew.rank < 3; anew.rank++)
+        collect(dataset, &anew, STEPS, again, 0);
+    assert_memory_equal(drawn, again, sizeof drawn);
+    anew.rank = 0, anew.ranks = 1;
+    anew.start_consumed = anew.first_number = 17 * BATCH;
+    collect(dataset, &anew, 3, again, 17 * BATCH);
+    assert_memory_equal(drawn + 17 * BATCH, again, 3 * BATCH * sizeof *drawn);
+    masking_free(masking);
+    dataset_free(dataset);
+}
+
+static void test_each_epoch_has_its_masks(void **state) {
+    (void)state;
+    enum { ROWS = 37 };
+    static struct seen epochs[2][ROWS];
+    struct dataset *dataset;
+    char *path = path_join(folder, "set/b_no_ending");
+    struct masking *masking = masking_of(0.3, 0.8, 0.1);
+    struct reader_options options = options_of(ROWS);
+    options.shuffle = false; /* both epochs in file order */
+    options.masking = masking;
+    assert_int_equal(dataset_open("data.train", path, false, &dataset), OK);
+    collect(dataset, &options, 2, epochs[0], 0);
+    int same = 0;
+    for (int n = 0; n < ROWS; n++) {
+        assert_memory_equal(epochs[0][n].original, epochs[1][n].original, sizeof epochs[0][n].original);
+        same += memcmp(epochs[0][n].is_masked, epochs[1][n].is_masked, S) == 0;
+    }
+    assert_true(same < ROWS / 2);
+    masking_free(masking);
+    dataset_free(dataset);
+    free(path);
 }
 
 static void test_closing_early(void **state) {
@@ -261,6 +378,8 @@ int main(void) {
         cmocka_unit_test(test_one_pass_in_file_order),
         cmocka_unit_test(test_one_pass_over_ranks),
         cmocka_unit_test(test_set_smaller_than_a_step),
+        cmocka_unit_test(test_masks_drawn_anew),
+        cmocka_unit_test(test_each_epoch_has_its_masks),
         cmocka_unit_test(test_closing_early),
     };
     return cmocka_run_group_tests(tests, setup, remove_folder);

@@ -41,7 +41,7 @@ static status read_file(const char *path, int64_t vocab_size, struct stream *str
     const struct step_data *data;
     options.shuffle = options.endless = false;
     options.vocab_size = vocab_size;
-    TRY(dataset_open("data.train", path, &dataset));
+    TRY(dataset_open("data.train", path, false, &dataset));
     assert_int_equal(dataset_seq_len(dataset), S);
     assert_int_equal(reader_open(dataset, &options, &reader), OK);
     status code;
@@ -256,7 +256,7 @@ static void test_packed(void **state) {
     struct values *v = make_values(0, ROWS);
     struct dataset *dataset;
     char *path = write_parts("part_00000_of_04320", make_parts(v, one_to_three), true, -1);
-    assert_int_equal(dataset_open("data.train", path, &dataset), OK);
+    assert_int_equal(dataset_open("data.train", path, false, &dataset), OK);
     assert_int_equal(dataset_rows(dataset), ROWS); /* sequences, not rows */
     assert_int_equal(dataset_max_predictions(dataset), 2);
     dataset_free(dataset);
@@ -310,11 +310,11 @@ static void test_bad_datasets(void **state) {
         if (part == LENGTHS)
             continue; /* without it the form is another one: below */
         char *path = write_parts("less", make_parts(v, one_to_three), true, part);
-        EXPECT(dataset_open("data.train", path, &dataset), "less", part_names[part], "missing");
+        EXPECT(dataset_open("data.train", path, false, &dataset), "less", part_names[part], "missing");
         free(path);
     }
     char *path = write_parts("less", make_parts(v, one_to_three), true, LENGTHS);
-    EXPECT(dataset_open("data.train", path, &dataset), "less", "next_sentence_labels", "variable-length rows",
+    EXPECT(dataset_open("data.train", path, false, &dataset), "less", "next_sentence_labels", "variable-length rows",
            "rows of one length");
     free(path);
     free(v);

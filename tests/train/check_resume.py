@@ -43,6 +43,7 @@ max_position_embeddings = 32
 [data]
 train = {folder}/shards/train
 eval = {folder}/shards/eval
+masking = dynamic
 [train]
 steps = {STEPS}
 global_batch = 12
