@@ -145,8 +145,16 @@ help:
 	@echo "make check-layers who includes whom     make format-check   clang-format finds nothing to change"
 	@echo "make features     what was found        make clean          removes BUILD ($(BUILD))"
 	@echo "make install      PREFIX=/usr/local DESTDIR=     make uninstall"
-	@echo "Features: ONEDNN OPENMP MPI CUDA NCCL = 0 (leave out) or 1 (must be there); sh scripts/check.sh checks everything."
+	@echo "make bench-data   preparing data beside other programs (TEXT=FILE)"
+	@echo "Features: ZSTD ONEDNN OPENMP MPI CUDA NCCL = 0 (leave out) or 1 (must be there); sh scripts/check.sh checks everything."
+
+# data preparation beside its peers; build/venv is made by scripts/check.sh
+TEXT ?= build/quickstart/kjv.txt
+bench-data: $(PROGRAM)
+	@test -x build/venv/bin/python || { echo "bench-data: run scripts/check.sh first, which makes build/venv" >&2; exit 2; }
+	@test -r $(TEXT) || { echo "bench-data: $(TEXT) is not there: say TEXT=FILE, or run scripts/quickstart.sh first" >&2; exit 2; }
+	@build/venv/bin/python scripts/bench_data.py $(PROGRAM) $(TEXT)
 
 .SECONDARY:
-.PHONY: all tests print-tests check check-layers format-check install uninstall features clean help
+.PHONY: all tests print-tests check check-layers format-check install uninstall features clean help bench-data
 -include $(SOURCES:src/%.c=$(BUILD)/obj/%.d) $(BUILD)/obj/main.d $(TESTS:%=%.d)
