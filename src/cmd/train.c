@@ -16,10 +16,11 @@ static const char usage[] =
     "Exit codes: 0 done, 1 failed, 2 wrong input, 3 stopped by a signal or train.max_minutes after a checkpoint.\n";
 
 status cmd_train(int argc, char **argv) {
-    if (argc > 1 && (strcmp(argv[1], "--help") == 0 || strcmp(argv[1], "-h") == 0)) {
-        fputs(usage, stdout);
-        return OK;
-    }
+    for (int i = 1; i < argc; i++)
+        if (strcmp(argv[i], "--help") == 0 || strcmp(argv[i], "-h") == 0) {
+            fputs(usage, stdout);
+            return OK;
+        }
     if (argc < 2)
         return bad_input("train: no settings file given, expected: berth train FILE.ini [section.key=value ...]");
     struct settings settings;

@@ -10,7 +10,7 @@
 
 static void put(const char *folder, const char *name, const char *bytes) {
     char *path = path_join(folder, name);
-    assert_int_equal(file_write_all(path, bytes.data, strlen(bytes)), OK);
+    assert_int_equal(file_write_all(path, bytes, strlen(bytes)), OK);
     free(path);
 }
 
