@@ -34,7 +34,7 @@ PROGRAM = $(if $(filter build/release,$(BUILD)),build/berth,$(BUILD)/berth)
 MPI_SOURCES = $(wildcard src/dist/mpi.c)
 CUDA_SOURCES = $(wildcard src/kernels/cuda/*.cu)
 NCCL_SOURCES = $(wildcard src/dist/nccl.c)
-PROBE_INPUTS = CC CPPFLAGS LDFLAGS ZSTD ONEDNN OPENMP MPI CUDA NCCL HDF5_CFLAGS HDF5_LIBS HDF5_HOME CUDA_HOME NCCL_HOME \
+PROBE_INPUTS = CC CPPFLAGS LDFLAGS DEFLATE ZSTD ONEDNN OPENMP MPI CUDA NCCL HDF5_CFLAGS HDF5_LIBS HDF5_HOME CUDA_HOME NCCL_HOME \
     MPI_SOURCES CUDA_SOURCES NCCL_SOURCES
 PROBE_ENVIRONMENT = $(foreach name,$(PROBE_INPUTS),$(name)='$($(name))')
 
@@ -146,7 +146,7 @@ help:
 	@echo "make features     what was found        make clean          removes BUILD ($(BUILD))"
 	@echo "make install      PREFIX=/usr/local DESTDIR=     make uninstall"
 	@echo "make bench-data   preparing data beside other programs (TEXT=FILE)"
-	@echo "Features: ZSTD ONEDNN OPENMP MPI CUDA NCCL = 0 (leave out) or 1 (must be there); sh scripts/check.sh checks everything."
+	@echo "Features: DEFLATE ZSTD ONEDNN OPENMP MPI CUDA NCCL = 0 (leave out) or 1 (must be there); sh scripts/check.sh checks everything."
 
 # data preparation beside its peers; build/venv is made by scripts/check.sh
 TEXT ?= build/quickstart/kjv.txt

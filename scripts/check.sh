@@ -55,8 +55,8 @@ tests "optimized"
 if [ "${CHECK_FAST:-0}" != 1 ]; then
     tests "address and undefined-behaviour sanitizers" SANITIZE=1
     only=test_reader tests "thread sanitizer" SANITIZE=thread
-    # the contractions without a library
-    only='test_optable\|test_network\|test_reference' tests "plain C contractions" BUILD=build/plain ONEDNN=0
+    only='test_optable\|test_network\|test_reference\|test_shard_forms\|test_documents' \
+        tests "without optional libraries" BUILD=build/plain ONEDNN=0 DEFLATE=0 ZSTD=0
 fi
 
 # Python with PyTorch and transformers: Debian's torch, the rest from requirements.txt

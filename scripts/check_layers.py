@@ -31,7 +31,7 @@ THIRD_PARTY = {
     r"omp\.h": ["base"],
     r"hdf5|H5": ["data"],
     r"utf8proc": ["data"],
-    r"zlib\.h|zstd": ["data"],
+    r"zlib\.h|zstd|libdeflate": ["data"],
     r"dnnl|oneapi/dnnl": ["kernels/cpu"],
     r"mpi\.h": ["dist"],
     r"nccl": ["dist/nccl.c"],

@@ -1,7 +1,7 @@
 #!/bin/sh
 # Finds what this machine can build berth with, by compiling and linking small programs. The Makefile calls it:
 #     probe.sh FOLDER      writes FOLDER/features.mk (flags), features.txt (the summary), probe.log (what compilers said)
-# From the environment: CC CPPFLAGS LDFLAGS; ZSTD ONEDNN OPENMP MPI CUDA NCCL (1: must be there, 0: leave out, empty: if it is
+# From the environment: CC CPPFLAGS LDFLAGS; DEFLATE ZSTD ONEDNN OPENMP MPI CUDA NCCL (1: must be there, 0: leave out, empty: if it is
 # there); HDF5_CFLAGS and HDF5_LIBS, or HDF5_HOME; CUDA_HOME, NCCL_HOME. MPI_SOURCES, CUDA_SOURCES, NCCL_SOURCES name the
 # files of berth that would use the feature; empty: this version has none.
 set -u
@@ -14,7 +14,7 @@ mkdir -p "$work"
 : >"$work/features.txt"
 cflags= libs=
 
-say() { printf '  %-9s %-4s %s\n' "$1" "$2" "$3" >>"$work/features.txt"; }
+say() { printf '  %-10s %-4s %s\n' "$1" "$2" "$3" >>"$work/features.txt"; }
 stop() {
     echo "berth: $1" >&2
     rm -f "$folder/features.mk"
@@ -100,6 +100,21 @@ int main(void) { return printf("%s", zlibVersion()) < 0; }
 C
 say zlib yes "$(cat "$work/output")"
 libs="$libs -lutf8proc -lcjson -lz"
+
+found=no note="no <libdeflate.h> or library (package libdeflate-dev): compressed shards are read at half the speed"
+links "" -ldeflate <<'C' && found=yes note="$(cat "$work/output")"
+#include <libdeflate.h>
+#include <stdio.h>
+int main(void) {
+    struct libdeflate_decompressor *d = libdeflate_alloc_decompressor();
+    printf("%s", LIBDEFLATE_VERSION_STRING);
+    libdeflate_free_decompressor(d);
+    return !d || __BYTE_ORDER__ != __ORDER_LITTLE_ENDIAN__;
+}
+C
+if optional libdeflate DEFLATE "$DEFLATE" "$found" "$note"; then
+    cflags="$cflags -DBERTH_DEFLATE" libs="$libs -ldeflate"
+fi
 
 found=no note="no <zstd.h> or libzstd that links (package libzstd-dev): .zst files cannot be read"
 links "" -lzstd <<'C' && found=yes note="$(cat "$work/output")"

@@ -89,6 +89,8 @@ static status check_shape(struct shard_file *file, enum column c) {
         return bad_input("%s: dataset %s has %llu rows, but input_ids has %lld", file->path, columns[c].name,
                          (unsigned long long)dims[0], (long long)file->rows);
     file->width[c] = rank == 2 ? (int64_t)dims[1] : 1;
+    if (!variable)
+        file->chunks[c] = chunk_form_of(file->dataset[c], rank, file->width[c]);
     enum column like = c == MASKED_POSITIONS || c == MASKED_IDS ? MASKED_POSITIONS : INPUT_IDS;
     if (rank == 2 && file->width[c] != file->width[like])
         return bad_input("%s: dataset %s has %lld columns, but %s has %lld", file->path, columns[c].name,
@@ -152,10 +154,13 @@ void shard_file_close(struct shard_file *file) {
 
 /* --- rows --- */
 
-static herr_t read_fixed(hid_t dataset, hid_t to, hid_t from, int64_t count, int64_t width, struct stored_rows *out) {
+static herr_t read_fixed(hid_t dataset, const struct chunk_form *chunks, hid_t to, hid_t from, int64_t first,
+                         int64_t count, int64_t width, struct stored_rows *out) {
     out->values = xmalloc((size_t)(count * width) * sizeof *out->values);
     for (int64_t r = 0; r <= count; r++)
         out->starts[r] = r * width;
+    if (chunks->bytes && chunks_read(dataset, chunks, first, count, out->values))
+        return 0;
     return width ? H5Dread(dataset, H5T_NATIVE_INT32, to, from, H5P_DEFAULT, out->values) : 0;
 }
 
@@ -185,7 +190,7 @@ status shard_file_read(const struct shard_file *file, enum column c, int64_t fir
     herr_t result = H5Sselect_hyperslab(from, H5S_SELECT_SET, start, NULL, size, NULL);
     if (result >= 0)
         result = variable ? read_variable(file->dataset[c], to, from, count, out)
-                          : read_fixed(file->dataset[c], to, from, count, file->width[c], out);
+                          : read_fixed(file->dataset[c], &file->chunks[c], to, from, first, count, file->width[c], out);
     H5Sclose(from);
     H5Sclose(to);
     if (result >= 0)

@@ -8,6 +8,7 @@
 #include <stdint.h>
 
 #include "base/status.h"
+#include "data/shard_chunks.h"
 
 enum column {
     INPUT_IDS,
@@ -35,6 +36,7 @@ struct shard_file {
     hid_t id, dataset[COLUMNS]; /* -1: absent */
     int64_t width[COLUMNS];     /* numbers a row, where all rows have as many */
     bool variable[COLUMNS];
+    struct chunk_form chunks[COLUMNS];
     bool signed16[COLUMNS];                       /* stored as i2: large ids look negative */
     int64_t seq_len, max_predictions, vocab_size; /* as the file's attributes tell them; 0: not told */
 };

@@ -2,6 +2,8 @@
  * rows, the same sequences come out. */
 #include "shard_fixture.h"
 
+#include "data/shard_chunks.h"
+
 #include "data/shard_read.h"
 
 enum { ROWS = 2600 };
@@ -320,6 +322,49 @@ static void test_bad_datasets(void **state) {
     free(v);
 }
 
+/* What is read past HDF5 is what HDF5 reads, to the extremes of every type. */
+static void test_chunks_read_past_the_library(void **state) {
+    (void)state;
+    enum { ROWS = 20, WIDTH = 5 };
+    const hid_t types[] = {H5T_STD_U8LE,  H5T_STD_I8LE,  H5T_STD_U16LE, H5T_STD_I16LE, H5T_STD_U32LE,
+                           H5T_STD_I32LE, H5T_STD_U64LE, H5T_STD_I64LE, H5T_STD_I32BE};
+    unsigned char bytes[ROWS * WIDTH * 8];
+    for (size_t i = 0; i < sizeof bytes; i++)
+        bytes[i] = (unsigned char)(i % 40 < 16 ? (i / 8 % 2 ? 0xFF : 0) : i * 151 >> 3); /* -1, 0 and others */
+    char *path = path_join(folder, "types.hdf5");
+    for (int shuffled = 0; shuffled < 2; shuffled++)
+        for (int t = 0; t < 9; t++) {
+            hid_t file = H5Fcreate(path, H5F_ACC_TRUNC, H5P_DEFAULT, H5P_DEFAULT);
+            hid_t space = H5Screate_simple(2, (hsize_t[]){ROWS, WIDTH}, NULL), creation = H5Pcreate(H5P_DATASET_CREATE);
+            H5Pset_chunk(creation, 2, (hsize_t[]){7, WIDTH});
+            if (shuffled)
+                H5Pset_shuffle(creation);
+            H5Pset_deflate(creation, 6);
+            hid_t dataset = H5Dcreate2(file, "x", types[t], space, H5P_DEFAULT, creation, H5P_DEFAULT);
+            assert_true(H5Dwrite(dataset, types[t], H5S_ALL, H5S_ALL, H5P_DEFAULT, bytes) >= 0);
+            H5Dclose(dataset); /* the chunks are in the file now */
+            dataset = H5Dopen2(file, "x", H5P_DEFAULT);
+            int32_t whole[ROWS][WIDTH], part[13][WIDTH];
+            assert_true(H5Dread(dataset, H5T_NATIVE_INT32, H5S_ALL, H5S_ALL, H5P_DEFAULT, whole) >= 0);
+            struct chunk_form form = chunk_form_of(dataset, 2, WIDTH);
+#ifdef BERTH_DEFLATE
+            assert_int_equal(form.bytes, shuffled || t == 8 ? 0 : 1 << t / 2);
+#else
+            assert_int_equal(form.bytes, 0);
+#endif
+            if (form.bytes) {
+                assert_true(chunks_read(dataset, &form, 5, 13, part[0]));
+                assert_memory_equal(part, whole[5], sizeof part);
+            }
+            H5Dclose(dataset);
+            H5Pclose(creation);
+            H5Sclose(space);
+            H5Fclose(file);
+        }
+    unlink(path);
+    free(path);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_any_integers),
@@ -331,6 +376,7 @@ int main(void) {
         cmocka_unit_test(test_packed),
         cmocka_unit_test(test_bad_rows),
         cmocka_unit_test(test_bad_datasets),
+        cmocka_unit_test(test_chunks_read_past_the_library),
     };
     return cmocka_run_group_tests(tests, make_folder, remove_folder);
 }
