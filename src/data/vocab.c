@@ -3,6 +3,7 @@
 #include <utf8proc.h>
 
 #include "base/file.h"
+#include "base/json.h"
 #include "base/memory.h"
 #include "data/hash.h"
 #include "data/utf8.h"
@@ -18,6 +19,7 @@ struct vocab {
     int32_t *slots; /* [slot_count] id + 1, 0 where empty; a power of two, at most half full */
     uint64_t slot_count;
     struct special_ids special;
+    bool cased;
 };
 
 int64_t vocab_size(const struct vocab *vocab) { return vocab->count; }
@@ -115,24 +117,7 @@ static status vocab_load(struct vocab *vocab, const char *path) {
     return bad_input("%s: holds special tokens only, expected words and pieces of words too", path);
 }
 
-status vocab_read(const char *path, struct vocab **out) {
-    struct vocab *vocab = xcalloc(1, sizeof *vocab);
-    status code = vocab_load(vocab, path);
-    if (code != OK) {
-        vocab_free(vocab);
-        vocab = NULL;
-    }
-    *out = vocab;
-    return code;
-}
-
-bool vocab_ordinary(const struct vocab *vocab, int64_t id) {
-    const char *token = vocab->tokens[id];
-    size_t length = strlen(token);
-    return !(length > 2 && token[0] == '[' && token[length - 1] == ']');
-}
-
-bool vocab_cased(const struct vocab *vocab) {
+static bool has_upper_case(const struct vocab *vocab) {
     for (int64_t id = 0; id < vocab->count; id++) {
         if (!vocab_ordinary(vocab, id))
             continue;
@@ -145,4 +130,45 @@ bool vocab_cased(const struct vocab *vocab) {
         }
     }
     return false;
+}
+
+/* What tokenizer_config.json beside it says, or else the entries. */
+static status find_casing(struct vocab *vocab, const char *path) {
+    const char *name = path_name(path);
+    char *beside = xasprintf("%.*stokenizer_config.json", (int)(name - path), path);
+    json *root = NULL;
+    bool lower_case;
+    status code = OK;
+    vocab->cased = has_upper_case(vocab);
+    if (file_exists(beside)) {
+        code = json_read_file(beside, &root);
+        if (code == OK && json_get(root, "do_lower_case")) {
+            code = json_get_bool(beside, root, "do_lower_case", &lower_case);
+            vocab->cased = code == OK && !lower_case;
+        }
+        json_free(root);
+    }
+    free(beside);
+    return code;
+}
+
+bool vocab_cased(const struct vocab *vocab) { return vocab->cased; }
+
+status vocab_read(const char *path, struct vocab **out) {
+    struct vocab *vocab = xcalloc(1, sizeof *vocab);
+    status code = vocab_load(vocab, path);
+    if (code == OK)
+        code = find_casing(vocab, path);
+    if (code != OK) {
+        vocab_free(vocab);
+        vocab = NULL;
+    }
+    *out = vocab;
+    return code;
+}
+
+bool vocab_ordinary(const struct vocab *vocab, int64_t id) {
+    const char *token = vocab->tokens[id];
+    size_t length = strlen(token);
+    return !(length > 2 && token[0] == '[' && token[length - 1] == ']');
 }

@@ -18,7 +18,9 @@ void vocab_free(struct vocab *vocab);
 int64_t vocab_size(const struct vocab *vocab);
 const char *vocab_token(const struct vocab *vocab, int64_t id);
 int64_t vocab_id(const struct vocab *vocab, const char *token); /* -1 if absent */
-bool vocab_cased(const struct vocab *vocab);                    /* an ordinary entry holds an upper-case letter */
+/* What do_lower_case of a tokenizer_config.json beside the file denies; without one: an ordinary entry holds an
+ * upper-case letter. */
+bool vocab_cased(const struct vocab *vocab);
 
 struct special_ids {
     int32_t pad, unk, cls, sep, mask;

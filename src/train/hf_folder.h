@@ -20,7 +20,7 @@ struct hf_tokenizer {
     struct text bytes;   /* vocab.txt as it was read */
     bool lower_case;     /* text is lower-cased and stripped of accents before it is split */
 };
-/* Reads the file twice (vocab_read, bytes); lower_case becomes !vocab_cased. BAD_INPUT as vocab_read. */
+/* Reads the file twice (vocab_read, bytes). BAD_INPUT as vocab_read. */
 status hf_tokenizer_read(const char *vocab_path, struct hf_tokenizer **out);
 void hf_tokenizer_free(struct hf_tokenizer *tokenizer); /* NULL is fine */
 
@@ -50,9 +50,10 @@ status hf_folder_read_config(const char *folder, struct bert_config *out);
  * dense_act, "module." in front, "bert." missing in front. Heads that are missing (pooler, cls.*) are initialised from
  * `seed`; these and the tensors that were not used are logged, in one line each. BAD_INPUT when an embedding or encoder
  * tensor is missing, a shape differs, or the folder has only a pytorch_model.bin.
+ * With `old_vocab`, that of the folder, rows go to the entries of the model's own vocabulary by token, see hf_remap.h.
  * Fills `master` only: the weights in the compute dtype are the caller's to refresh. Vocabulary padding becomes zero.
  */
-status hf_folder_load(const char *folder, const struct hf_model *model, uint64_t seed);
+status hf_folder_load(const char *folder, const struct hf_model *model, const struct vocab *old_vocab, uint64_t seed);
 
 /* Shared with checkpoint.c: a parameter's slice of a flat tensor (master weights or moments) to and from a file,
  * without the vocabulary padding. `scratch` holds hf_scratch_count() floats. */

@@ -5,7 +5,7 @@
 #include "base/file.h"
 #include "base/log.h"
 #include "base/memory.h"
-#include "train/hf_folder.h"
+#include "train/hf_remap.h"
 
 /* What a tensor of the file is: a parameter's number, or one of these. */
 enum { UNEXPECTED = -1, KNOWN_COPY = -2 /* tied to another tensor, or a constant table: nothing is lost without it */ };
@@ -38,19 +38,22 @@ static char *canonical_name(const char *name) {
     return text.data;
 }
 
-static bool same_shape(const struct safetensors_tensor *tensor, const struct parameter *parameter) {
-    return tensor->rank == parameter->rank && tensor->shape[0] == parameter->file_rows &&
-           (tensor->rank == 1 || tensor->shape[1] == parameter->columns);
+/* `old_vocab` as in hf_folder_load. */
+static bool same_shape(const struct safetensors_tensor *tensor, const struct parameter *parameter,
+                       const struct vocab *old_vocab) {
+    bool rows = old_vocab ? tensor->shape[0] >= vocab_size(old_vocab) : tensor->shape[0] == parameter->file_rows;
+    return tensor->rank == parameter->rank && rows && (tensor->rank == 1 || tensor->shape[1] == parameter->columns);
 }
 
 /* The decoder is tied: its weight is the word embedding, its bias is cls.predictions.bias. */
-static int find_parameter(const struct graph *graph, const struct safetensors_tensor *tensor, const char *name) {
+static int find_parameter(const struct graph *graph, const struct vocab *old_vocab,
+                          const struct safetensors_tensor *tensor, const char *name) {
     int found = graph_find_parameter(graph, name), tied = -1;
     if (strcmp(name, "cls.predictions.decoder.weight") == 0)
         tied = graph_find_parameter(graph, "bert.embeddings.word_embeddings.weight");
     else if (strcmp(name, "cls.predictions.decoder.bias") == 0)
         tied = graph_find_parameter(graph, "cls.predictions.bias");
-    if (tied >= 0 && same_shape(tensor, &graph->parameters[tied]))
+    if (tied >= 0 && same_shape(tensor, &graph->parameters[tied], old_vocab))
         return KNOWN_COPY;
     if (ends_with(name, ".position_ids") || ends_with(name, ".token_type_ids"))
         return KNOWN_COPY;
@@ -58,14 +61,14 @@ static int find_parameter(const struct graph *graph, const struct safetensors_te
 }
 
 /* For every parameter, the name of its tensor in the file; NULL if it is missing. `unexpected` collects the rest. */
-static void match_names(const struct graph *graph, const struct safetensors *file, const char **sources,
-                        struct text *unexpected, int64_t *unexpected_count) {
+static void match_names(const struct graph *graph, const struct vocab *old_vocab, const struct safetensors *file,
+                        const char **sources, struct text *unexpected, int64_t *unexpected_count) {
     int bias = graph_find_parameter(graph, "cls.predictions.bias");
     const char *decoder_bias = NULL;
     for (int64_t i = 0; i < file->count; i++) {
         const struct safetensors_tensor *tensor = &file->tensors[i];
         char *name = canonical_name(tensor->name);
-        int found = find_parameter(graph, tensor, name);
+        int found = find_parameter(graph, old_vocab, tensor, name);
         if (found == KNOWN_COPY && strcmp(name, "cls.predictions.decoder.bias") == 0)
             decoder_bias = tensor->name;
         if (found >= 0 && !sources[found])
@@ -80,12 +83,14 @@ static void match_names(const struct graph *graph, const struct safetensors *fil
 
 static bool is_head(const char *name) { return starts_with(name, "bert.pooler.") || starts_with(name, "cls."); }
 
-static status check_sources(const struct hf_model *model, const struct safetensors *file, const char **sources,
-                            struct text *missing, int64_t *missing_count) {
+static status check_sources(const struct hf_model *model, const struct vocab *old_vocab, const struct safetensors *file,
+                            const char **sources, struct text *missing, int64_t *missing_count) {
     for (int p = 0; p < model->graph->parameter_count; p++) {
         const char *name = model->graph->parameters[p].name;
         if (sources[p]) {
-            TRY(hf_check_slice(model, p, file, sources[p]));
+            bool mapped = old_vocab && hf_is_vocabulary(&model->graph->parameters[p]);
+            TRY(mapped ? hf_check_mapped(model, p, file, sources[p], vocab_size(old_vocab))
+                       : hf_check_slice(model, p, file, sources[p]));
             continue;
         }
         if (!is_head(name))
@@ -95,13 +100,17 @@ static status check_sources(const struct hf_model *model, const struct safetenso
     return OK;
 }
 
-static status fill(const struct hf_model *model, const struct safetensors *file, const char **sources, uint64_t seed) {
+/* `map`: NULL where the vocabulary stays. */
+static status fill(const struct hf_model *model, const struct vocab_map *map, const struct safetensors *file,
+                   const char **sources, uint64_t seed) {
     const struct graph *graph = model->graph;
     void *scratch;
     TRY(memory_new(&scratch, (size_t)hf_scratch_count(graph) * sizeof(float), "the largest weight tensor"));
     status code = OK;
     for (int p = 0; p < graph->parameter_count && code == OK; p++) {
-        if (sources[p]) {
+        if (sources[p] && map && hf_is_vocabulary(&graph->parameters[p])) {
+            code = hf_read_mapped(model, p, file, sources[p], map, scratch);
+        } else if (sources[p]) {
             code = hf_read_slice(model, graph->master, p, file, sources[p], scratch);
         } else {
             bert_init_parameter(model->config, &graph->parameters[p], seed, scratch);
@@ -112,15 +121,30 @@ static status fill(const struct hf_model *model, const struct safetensors *file,
     return code;
 }
 
-static status load_file(const char *folder, const struct hf_model *model, const struct safetensors *file,
-                        uint64_t seed) {
+static status fill_mapped(const char *folder, const struct hf_model *model, const struct vocab *old_vocab,
+                          const struct safetensors *file, const char **sources, uint64_t seed) {
+    struct vocab_map map;
+    vocab_map_make(old_vocab, model->tokenizer->vocab, &map);
+    status code = fill(model, &map, file, sources, seed);
+    if (code == OK)
+        log_info(
+            "%s: of the %lld entries of the vocabulary, %lld keep their embedding, %lld start as the mean of the "
+            "pieces they split into",
+            folder, (long long)map.entries, (long long)map.kept, (long long)map.made);
+    vocab_map_free(&map);
+    return code;
+}
+
+static status load_file(const char *folder, const struct hf_model *model, const struct vocab *old_vocab,
+                        const struct safetensors *file, uint64_t seed) {
     const char **sources = xcalloc((size_t)model->graph->parameter_count, sizeof *sources);
     struct text unexpected = {0}, missing = {0};
     int64_t unexpected_count = 0, missing_count = 0;
-    match_names(model->graph, file, sources, &unexpected, &unexpected_count);
-    status code = check_sources(model, file, sources, &missing, &missing_count);
+    match_names(model->graph, old_vocab, file, sources, &unexpected, &unexpected_count);
+    status code = check_sources(model, old_vocab, file, sources, &missing, &missing_count);
     if (code == OK)
-        code = fill(model, file, sources, seed);
+        code = old_vocab ? fill_mapped(folder, model, old_vocab, file, sources, seed)
+                         : fill(model, NULL, file, sources, seed);
     if (code == OK && missing_count)
         log_info("%s: %lld tensors are missing and start from their initial values: %s", folder,
                  (long long)missing_count, missing.data);
@@ -150,10 +174,10 @@ static status open_weights(const char *folder, struct safetensors *file) {
     return code;
 }
 
-status hf_folder_load(const char *folder, const struct hf_model *model, uint64_t seed) {
+status hf_folder_load(const char *folder, const struct hf_model *model, const struct vocab *old_vocab, uint64_t seed) {
     struct safetensors file = {0};
     TRY(open_weights(folder, &file));
-    status code = load_file(folder, model, &file, seed);
+    status code = load_file(folder, model, old_vocab, &file, seed);
     safetensors_close(&file);
     return code;
 }

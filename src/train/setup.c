@@ -69,19 +69,50 @@ static status open_device(const struct settings *settings, struct backend **back
 
 /* --- vocabulary, data, model: checked against each other before anything is written --- */
 
+static bool same_vocab(const struct vocab *a, const struct vocab *b) {
+    bool same = vocab_size(a) == vocab_size(b);
+    for (int64_t id = 0; id < vocab_size(a) && same; id++)
+        same = strcmp(vocab_token(a, id), vocab_token(b, id)) == 0;
+    return same;
+}
+
+/* model.vocab beside that of model.init: its ids would mean other rows of the embedding if it were another one. */
+static status compare_vocabs(struct training *training, const char *initial) {
+    const struct settings *settings = training->settings;
+    struct vocab *old;
+    TRY(vocab_read(initial, &old));
+    bool same = same_vocab(old, training->tokenizer->vocab);
+    if (!same && settings->model.vocab_remap)
+        training->old_vocab = old;
+    else
+        vocab_free(old);
+    return same || settings->model.vocab_remap
+               ? OK
+               : bad_input(
+                     "model.vocab = %s is not the vocabulary of model.init, %s: leave it out, or "
+                     "model.vocab_remap=true takes the embedding over by token",
+                     settings->model.vocab, initial);
+}
+
 /* With model.init and no model.vocab, the vocabulary of that folder, if it has one. */
 static status open_tokenizer(struct training *training) {
     const struct settings *settings = training->settings;
-    char *path = *settings->model.vocab ? xstrdup(settings->model.vocab) : NULL;
-    if (!path && *settings->model.init) {
-        path = path_join(settings->model.init, "vocab.txt");
-        if (!file_exists(path)) {
-            free(path);
-            path = NULL;
-        }
+    char *initial = *settings->model.init ? path_join(settings->model.init, "vocab.txt") : NULL;
+    if (initial && !file_exists(initial)) {
+        free(initial);
+        initial = NULL;
     }
+    bool given = *settings->model.vocab, remap = settings->model.vocab_remap;
+    const char *path = given ? settings->model.vocab : initial;
     status code = path ? hf_tokenizer_read(path, &training->tokenizer) : OK;
-    free(path);
+    if (code == OK && given && initial)
+        code = compare_vocabs(training, initial);
+    else if (code == OK && remap)
+        code = bad_input("model.vocab_remap = true: expected model.vocab, and a vocab.txt in model.init");
+    if (code == OK && remap && settings->model.init_optimizer)
+        code =
+            bad_input("model.vocab_remap and model.init_optimizer: expected one of them, as moments have the old rows");
+    free(initial);
     if (code == OK && training->tokenizer && settings->model.do_lower_case != DO_LOWER_CASE_AUTO)
         training->tokenizer->lower_case = settings->model.do_lower_case == DO_LOWER_CASE_TRUE;
     return code;
@@ -112,7 +143,8 @@ static status open_masking(struct training *training) {
 }
 
 /* With model.init, sizes come from its config.json; a size that was given and differs is an error. */
-static status adopt_initial_config(const struct settings *settings, struct bert_config *config) {
+static status adopt_initial_config(const struct training *training, struct bert_config *config) {
+    const struct settings *settings = training->settings;
     struct bert_config initial;
     TRY(hf_folder_read_config(settings->model.init, &initial));
     const struct {
@@ -131,6 +163,8 @@ static status adopt_initial_config(const struct settings *settings, struct bert_
         {"vocab_size", SETTING_model_vocab_size, &config->vocab_size, initial.vocab_size},
     };
     for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++) {
+        if (training->old_vocab && sizes[i].setting == SETTING_model_vocab_size)
+            continue; /* the new vocabulary says */
         if (settings->origin[sizes[i].setting] && *sizes[i].value != sizes[i].initial)
             return bad_input("%s: model.%s = %lld, but %s has %lld", settings->origin[sizes[i].setting], sizes[i].key,
                              (long long)*sizes[i].value, settings->model.init, (long long)sizes[i].initial);
@@ -147,7 +181,7 @@ static status make_config(const struct training *training, struct bert_config *c
     const struct settings *settings = training->settings;
     *config = config_of(settings);
     if (*settings->model.init)
-        TRY(adopt_initial_config(settings, config));
+        TRY(adopt_initial_config(training, config));
     int64_t entries = training->tokenizer ? vocab_size(training->tokenizer->vocab) : 0;
     if (!config->vocab_size)
         config->vocab_size = entries;
@@ -248,7 +282,7 @@ static status load_initial(struct training *training) {
     if (!*settings->model.init)
         return network_init_weights(network, (uint64_t)settings->train.seed);
     struct checkpoint_model model = training_checkpoint_model(training);
-    TRY(hf_folder_load(settings->model.init, &model.hf, (uint64_t)settings->train.seed));
+    TRY(hf_folder_load(settings->model.init, &model.hf, training->old_vocab, (uint64_t)settings->train.seed));
     if (settings->model.init_optimizer)
         TRY(checkpoint_load_moments(settings->model.init, &model));
     return network_sync_weights(network);
@@ -387,6 +421,7 @@ void training_close(struct training *training) {
     dataset_free(training->train_data);
     dataset_free(training->eval_data);
     masking_free(training->masking);
+    vocab_free(training->old_vocab);
     hf_tokenizer_free(training->tokenizer);
     trainer_state_free(&training->state);
     free(training->lr_table);
@@ -404,7 +439,7 @@ status network_open_trained(struct network *network, const char *folder, const s
     TRY(open_device(settings, &backend, &comm));
     TRY(network_new(network, &config, &shape, dtype_of(settings), NULL, 0, 0, backend, comm));
     struct hf_model model = {.config = &network->config, .graph = network->graph, .exec = network->exec};
-    status code = hf_folder_load(folder, &model, 0);
+    status code = hf_folder_load(folder, &model, NULL, 0);
     if (code == OK)
         code = network_sync_weights(network);
     if (code != OK)

@@ -12,6 +12,7 @@
 struct training {
     const struct settings *settings;
     struct hf_tokenizer *tokenizer;         /* NULL without a vocabulary */
+    struct vocab *old_vocab;                /* of model.init, where model.vocab_remap replaces it; else NULL */
     struct dataset *train_data, *eval_data; /* eval_data NULL without data.eval */
     struct masking *masking;                /* NULL: the masks of the shards */
     struct network network;

@@ -229,7 +229,7 @@ static void test_foreign_names(void **unused) {
         struct host_model model;
         host_model_new(&model, &config);
         write_foreign(&model, whole[i]);
-        if (hf_folder_load(folder, &model.checkpoint.hf, 1) != OK)
+        if (hf_folder_load(folder, &model.checkpoint.hf, NULL, 1) != OK)
             fail_msg("%s", status_message());
         assert_filled(&model, 3, 0, 0);
         host_model_free(&model);
@@ -243,7 +243,7 @@ static void test_missing_heads(void **unused) {
     host_model_new(&model, &config);
     write_foreign(&model, bare_names);
     host_model_fill(&model, 9); /* what must be overwritten */
-    assert_int_equal(hf_folder_load(folder, &model.checkpoint.hf, 77), OK);
+    assert_int_equal(hf_folder_load(folder, &model.checkpoint.hf, NULL, 77), OK);
     float *values = xcalloc((size_t)hf_scratch_count(model.graph), sizeof *values),
           *expected = xcalloc((size_t)hf_scratch_count(model.graph), sizeof *expected);
     int heads = 0;
@@ -265,7 +265,7 @@ static void test_missing_heads(void **unused) {
 }
 
 static void refuse_load(struct host_model *model, const char *message) {
-    assert_int_equal(hf_folder_load(folder, &model->checkpoint.hf, 1), BAD_INPUT);
+    assert_int_equal(hf_folder_load(folder, &model->checkpoint.hf, NULL, 1), BAD_INPUT);
     assert_message(message);
 }
 
