@@ -132,7 +132,7 @@ static bool has_upper_case(const struct vocab *vocab) {
     return false;
 }
 
-/* What tokenizer_config.json beside it says, or else the entries. */
+/* In a model folder, where it is called vocab.txt, what tokenizer_config.json says, or else the entries. */
 static status find_casing(struct vocab *vocab, const char *path) {
     const char *name = path_name(path);
     char *beside = xasprintf("%.*stokenizer_config.json", (int)(name - path), path);
@@ -140,7 +140,7 @@ static status find_casing(struct vocab *vocab, const char *path) {
     bool lower_case;
     status code = OK;
     vocab->cased = has_upper_case(vocab);
-    if (file_exists(beside)) {
+    if (strcmp(name, "vocab.txt") == 0 && file_exists(beside)) {
         code = json_read_file(beside, &root);
         if (code == OK && json_get(root, "do_lower_case")) {
             code = json_get_bool(beside, root, "do_lower_case", &lower_case);

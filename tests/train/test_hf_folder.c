@@ -150,6 +150,16 @@ static void test_tokenizer_files(void **unused) {
         json_free(config);
         json_free(fast);
         hf_tokenizer_free(tokenizer);
+        for (int lower_case = 0; lower_case < 2; lower_case++) { /* the model's own word on it counts */
+            write_file("tokenizer_config.json",
+                       lower_case ? "{\"do_lower_case\": true}" : "{\"do_lower_case\": false}");
+            assert_int_equal(hf_tokenizer_read(out, &tokenizer), OK);
+            assert_int_equal(tokenizer->lower_case, lower_case);
+            hf_tokenizer_free(tokenizer);
+        }
+        write_file("tokenizer_config.json", "{\"do_lower_case\": \"no\"}");
+        assert_int_equal(hf_tokenizer_read(out, &tokenizer), BAD_INPUT);
+        assert_non_null(strstr(status_message(), "tokenizer_config.json"));
         text_free(&vocab);
         text_free(&copy);
         free(in);
