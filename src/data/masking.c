@@ -88,7 +88,7 @@ static int32_t replacement(const struct masking *masking, struct random_stream *
     double kind = random_uniform(random);
     if (kind < masking->options.mask_share)
         return masking->special.mask;
-    if (kind >= masking->options.mask_share + masking->options.random_share)
+    if (kind < 1 - masking->options.random_share)
         return original;
     return masking->ordinary[random_below(random, (uint64_t)masking->ordinary_count)];
 }

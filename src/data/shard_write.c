@@ -55,6 +55,19 @@ static status hdf5_check(int64_t result, const char *path, const char *what) {
     return result >= 0 ? OK : failed("%s: HDF5 cannot %s", path, what);
 }
 
+/* Rows begin … begin + count - 1 of a dataset of `rank` 1 or 2. */
+static status write_slab(hid_t dataset, hid_t type, int rank, int64_t begin, int64_t count, int64_t width,
+                         const void *values, const char *path) {
+    hsize_t start[2] = {(hsize_t)begin, 0}, size[2] = {(hsize_t)count, (hsize_t)width};
+    hid_t file_space = H5Dget_space(dataset), memory_space = H5Screate_simple(rank, size, NULL);
+    herr_t result = H5Sselect_hyperslab(file_space, H5S_SELECT_SET, start, NULL, size, NULL);
+    if (result >= 0)
+        result = H5Dwrite(dataset, type, memory_space, file_space, H5P_DEFAULT, values);
+    H5Sclose(memory_space);
+    H5Sclose(file_space);
+    return hdf5_check(result, path, "write the rows");
+}
+
 /* Writes the padded rows of one dataset, a chunk at a time. */
 static status write_rows(hid_t dataset, hid_t type, const struct dataset_form *form, const struct shard_rows *rows,
                          int64_t width, const char *path) {
@@ -65,15 +78,7 @@ static status write_rows(hid_t dataset, hid_t type, const struct dataset_form *f
         memset(chunk, 0, (size_t)(count * width) * form->bytes);
         for (int64_t i = 0; i < count; i++)
             form->fill(&rows->list->items[rows->order[begin + i]], chunk + (size_t)(i * width) * form->bytes);
-        int rank = form->width == WIDTH_NONE ? 1 : 2;
-        hsize_t start[2] = {(hsize_t)begin, 0}, size[2] = {(hsize_t)count, (hsize_t)width};
-        hid_t file_space = H5Dget_space(dataset), memory_space = H5Screate_simple(rank, size, NULL);
-        herr_t result = H5Sselect_hyperslab(file_space, H5S_SELECT_SET, start, NULL, size, NULL);
-        if (result >= 0)
-            result = H5Dwrite(dataset, type, memory_space, file_space, H5P_DEFAULT, chunk);
-        H5Sclose(memory_space);
-        H5Sclose(file_space);
-        code = hdf5_check(result, path, "compress the rows");
+        code = write_slab(dataset, type, form->width == WIDTH_NONE ? 1 : 2, begin, count, width, chunk, path);
     }
     free(chunk);
     return code;
@@ -95,14 +100,7 @@ static status write_variable_rows(hid_t dataset, hid_t type, const struct datase
             form->fill(row, to);
             chunk[i] = (hvl_t){(size_t)(form->width == WIDTH_S ? row->length : row->masked), to};
         }
-        hsize_t start = (hsize_t)begin, size = (hsize_t)count;
-        hid_t file_space = H5Dget_space(dataset), memory_space = H5Screate_simple(1, &size, NULL);
-        herr_t result = H5Sselect_hyperslab(file_space, H5S_SELECT_SET, &start, NULL, &size, NULL);
-        if (result >= 0)
-            result = H5Dwrite(dataset, type, memory_space, file_space, H5P_DEFAULT, chunk);
-        H5Sclose(memory_space);
-        H5Sclose(file_space);
-        code = hdf5_check(result, path, "write the rows");
+        code = write_slab(dataset, type, 1, begin, count, 1, chunk, path);
     }
     free(values);
     return code;
