@@ -70,7 +70,11 @@ static int64_t draw_number(struct sampler *sampler) {
     const struct slot *slot = &sampler->slots[draw.slot];
     int64_t block = slot->extent.first / shards[slot->file].block_rows;
     assert_int_equal(draw.fresh, slot->used == 1);
-    return sample_number(slot->file, block, draw.row);
+    int64_t number = sample_number(slot->file, block, draw.row), in_files_before = 0;
+    for (int64_t f = 0; f < slot->file; f++)
+        in_files_before += shards[f].rows;
+    assert_int_equal(draw.sample, in_files_before + number - slot->file * LARGEST);
+    return number;
 }
 
 static void test_order_is_the_one_defined(void **state) {
