@@ -46,14 +46,21 @@ status hf_tokenizer_write(const char *folder, const struct hf_tokenizer *tokeniz
  * model_type, relative positions, an unknown hidden_act, or a value of the wrong type. */
 status hf_folder_read_config(const char *folder, struct bert_config *out);
 
+struct hf_changes {
+    const struct vocab
+        *old_vocab;      /* the folder's: embeddings go to the model's vocabulary by token; NULL: it is the same */
+    bool tile_positions; /* position embeddings are repeated until there are enough */
+};
+
 /* Start from the weights of any HuggingFace BERT folder (setting `model.init`). Names are mapped: gamma and beta,
  * dense_act, "module." in front, "bert." missing in front. Heads that are missing (pooler, cls.*) are initialised from
  * `seed`; these and the tensors that were not used are logged, in one line each. BAD_INPUT when an embedding or encoder
  * tensor is missing, a shape differs, or the folder has only a pytorch_model.bin.
- * With `old_vocab`, that of the folder, rows go to the entries of the model's own vocabulary by token, see hf_remap.h.
+ * `changes`, or NULL: where the model is not to be that of the folder, see hf_remap.h.
  * Fills `master` only: the weights in the compute dtype are the caller's to refresh. Vocabulary padding becomes zero.
  */
-status hf_folder_load(const char *folder, const struct hf_model *model, const struct vocab *old_vocab, uint64_t seed);
+status hf_folder_load(const char *folder, const struct hf_model *model, const struct hf_changes *changes,
+                      uint64_t seed);
 
 /* Shared with checkpoint.c: a parameter's slice of a flat tensor (master weights or moments) to and from a file,
  * without the vocabulary padding. `scratch` holds hf_scratch_count() floats. */

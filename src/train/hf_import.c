@@ -38,7 +38,7 @@ static char *canonical_name(const char *name) {
     return text.data;
 }
 
-/* `old_vocab` as in hf_folder_load. */
+/* `old_vocab` as in struct hf_changes. */
 static bool same_shape(const struct safetensors_tensor *tensor, const struct parameter *parameter,
                        const struct vocab *old_vocab) {
     bool rows = old_vocab ? tensor->shape[0] >= vocab_size(old_vocab) : tensor->shape[0] == parameter->file_rows;
@@ -83,14 +83,21 @@ static void match_names(const struct graph *graph, const struct vocab *old_vocab
 
 static bool is_head(const char *name) { return starts_with(name, "bert.pooler.") || starts_with(name, "cls."); }
 
-static status check_sources(const struct hf_model *model, const struct vocab *old_vocab, const struct safetensors *file,
-                            const char **sources, struct text *missing, int64_t *missing_count) {
+/* The rows that the file must have for a parameter whose rows are to become others; 0: it is taken as it is. */
+static int64_t mapped_rows(const struct hf_changes *changes, const struct parameter *parameter) {
+    if (changes->old_vocab && hf_is_vocabulary(parameter))
+        return vocab_size(changes->old_vocab);
+    return changes->tile_positions && hf_is_positions(parameter);
+}
+
+static status check_sources(const struct hf_model *model, const struct hf_changes *changes,
+                            const struct safetensors *file, const char **sources, struct text *missing,
+                            int64_t *missing_count) {
     for (int p = 0; p < model->graph->parameter_count; p++) {
         const char *name = model->graph->parameters[p].name;
         if (sources[p]) {
-            bool mapped = old_vocab && hf_is_vocabulary(&model->graph->parameters[p]);
-            TRY(mapped ? hf_check_mapped(model, p, file, sources[p], vocab_size(old_vocab))
-                       : hf_check_slice(model, p, file, sources[p]));
+            int64_t rows = mapped_rows(changes, &model->graph->parameters[p]);
+            TRY(rows ? hf_check_mapped(model, p, file, sources[p], rows) : hf_check_slice(model, p, file, sources[p]));
             continue;
         }
         if (!is_head(name))
@@ -100,20 +107,36 @@ static status check_sources(const struct hf_model *model, const struct vocab *ol
     return OK;
 }
 
-/* `map`: NULL where the vocabulary stays. */
-static status fill(const struct hf_model *model, const struct vocab_map *map, const struct safetensors *file,
-                   const char **sources, uint64_t seed) {
+/* Fills a parameter whose rows become others. */
+static status fill_mapped(const struct hf_model *model, int parameter, const struct row_map *vocabulary,
+                          const struct safetensors *file, const char *source, float *scratch) {
+    const struct parameter *p = &model->graph->parameters[parameter];
+    if (hf_is_vocabulary(p))
+        return hf_read_mapped(model, parameter, file, source, vocabulary, scratch);
+    struct row_map positions;
+    row_map_tiled(safetensors_find(file, source)->shape[0], p->file_rows, &positions);
+    status code = hf_read_mapped(model, parameter, file, source, &positions, scratch);
+    if (code == OK)
+        log_info("%s: %lld position embeddings, repeated to make %lld", file->path, (long long)positions.kept,
+                 (long long)positions.entries);
+    row_map_free(&positions);
+    return code;
+}
+
+static status fill(const struct hf_model *model, const struct hf_changes *changes, const struct row_map *vocabulary,
+                   const struct safetensors *file, const char **sources, uint64_t seed) {
     const struct graph *graph = model->graph;
     void *scratch;
     TRY(memory_new(&scratch, (size_t)hf_scratch_count(graph) * sizeof(float), "the largest weight tensor"));
     status code = OK;
     for (int p = 0; p < graph->parameter_count && code == OK; p++) {
-        if (sources[p] && map && hf_is_vocabulary(&graph->parameters[p])) {
-            code = hf_read_mapped(model, p, file, sources[p], map, scratch);
+        const struct parameter *parameter = &graph->parameters[p];
+        if (sources[p] && mapped_rows(changes, parameter)) {
+            code = fill_mapped(model, p, vocabulary, file, sources[p], scratch);
         } else if (sources[p]) {
             code = hf_read_slice(model, graph->master, p, file, sources[p], scratch);
         } else {
-            bert_init_parameter(model->config, &graph->parameters[p], seed, scratch);
+            bert_init_parameter(model->config, parameter, seed, scratch);
             code = exec_upload_slice(model->exec, graph->master, p, scratch);
         }
     }
@@ -121,30 +144,31 @@ static status fill(const struct hf_model *model, const struct vocab_map *map, co
     return code;
 }
 
-static status fill_mapped(const char *folder, const struct hf_model *model, const struct vocab *old_vocab,
-                          const struct safetensors *file, const char **sources, uint64_t seed) {
-    struct vocab_map map;
-    vocab_map_make(old_vocab, model->tokenizer->vocab, &map);
-    status code = fill(model, &map, file, sources, seed);
-    if (code == OK)
+/* `fill` with the map of the vocabulary, where that changes. */
+static status fill_all(const char *folder, const struct hf_model *model, const struct hf_changes *changes,
+                       const struct safetensors *file, const char **sources, uint64_t seed) {
+    struct row_map map = {0};
+    if (changes->old_vocab)
+        row_map_of_vocab(changes->old_vocab, model->tokenizer->vocab, &map);
+    status code = fill(model, changes, &map, file, sources, seed);
+    if (code == OK && changes->old_vocab)
         log_info(
             "%s: of the %lld entries of the vocabulary, %lld keep their embedding, %lld start as the mean of the "
             "pieces they split into",
             folder, (long long)map.entries, (long long)map.kept, (long long)map.made);
-    vocab_map_free(&map);
+    row_map_free(&map);
     return code;
 }
 
-static status load_file(const char *folder, const struct hf_model *model, const struct vocab *old_vocab,
+static status load_file(const char *folder, const struct hf_model *model, const struct hf_changes *changes,
                         const struct safetensors *file, uint64_t seed) {
     const char **sources = xcalloc((size_t)model->graph->parameter_count, sizeof *sources);
     struct text unexpected = {0}, missing = {0};
     int64_t unexpected_count = 0, missing_count = 0;
-    match_names(model->graph, old_vocab, file, sources, &unexpected, &unexpected_count);
-    status code = check_sources(model, old_vocab, file, sources, &missing, &missing_count);
+    match_names(model->graph, changes->old_vocab, file, sources, &unexpected, &unexpected_count);
+    status code = check_sources(model, changes, file, sources, &missing, &missing_count);
     if (code == OK)
-        code = old_vocab ? fill_mapped(folder, model, old_vocab, file, sources, seed)
-                         : fill(model, NULL, file, sources, seed);
+        code = fill_all(folder, model, changes, file, sources, seed);
     if (code == OK && missing_count)
         log_info("%s: %lld tensors are missing and start from their initial values: %s", folder,
                  (long long)missing_count, missing.data);
@@ -174,10 +198,12 @@ static status open_weights(const char *folder, struct safetensors *file) {
     return code;
 }
 
-status hf_folder_load(const char *folder, const struct hf_model *model, const struct vocab *old_vocab, uint64_t seed) {
+status hf_folder_load(const char *folder, const struct hf_model *model, const struct hf_changes *changes,
+                      uint64_t seed) {
+    static const struct hf_changes none = {0};
     struct safetensors file = {0};
     TRY(open_weights(folder, &file));
-    status code = load_file(folder, model, old_vocab, &file, seed);
+    status code = load_file(folder, model, changes ? changes : &none, &file, seed);
     safetensors_close(&file);
     return code;
 }

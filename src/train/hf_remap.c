@@ -20,7 +20,7 @@ static size_t longest_piece(const struct vocab *old, const char *text, bool firs
 }
 
 /* Appends the rows that `token` starts from to map->rows. */
-static void add_rows(const struct vocab *old, const char *token, struct vocab_map *map, int64_t *count,
+static void add_rows(const struct vocab *old, const char *token, struct row_map *map, int64_t *count,
                      int64_t *capacity) {
     int64_t begin = *count, same = vocab_id(old, token);
     bool continues = strncmp(token, "##", 2) == 0 && token[2];
@@ -43,9 +43,9 @@ static void add_rows(const struct vocab *old, const char *token, struct vocab_ma
     map->made += same < 0;
 }
 
-void vocab_map_make(const struct vocab *old, const struct vocab *new, struct vocab_map *out) {
+void row_map_of_vocab(const struct vocab *old, const struct vocab *new, struct row_map *out) {
     int64_t count = 0, capacity = 0;
-    *out = (struct vocab_map){.entries = vocab_size(new)};
+    *out = (struct row_map){.entries = vocab_size(new)};
     out->starts = xcalloc((size_t)out->entries + 1, sizeof *out->starts);
     for (int64_t e = 0; e < out->entries; e++) {
         add_rows(old, vocab_token(new, e), out, &count, &capacity);
@@ -53,15 +53,30 @@ void vocab_map_make(const struct vocab *old, const struct vocab *new, struct voc
     }
 }
 
-void vocab_map_free(struct vocab_map *map) {
+void row_map_tiled(int64_t old_rows, int64_t rows, struct row_map *out) {
+    *out = (struct row_map){.entries = rows, .kept = rows < old_rows ? rows : old_rows};
+    out->made = rows - out->kept;
+    out->starts = xcalloc((size_t)rows + 1, sizeof *out->starts);
+    out->rows = xcalloc((size_t)rows, sizeof *out->rows);
+    for (int64_t e = 0; e < rows; e++) {
+        out->rows[e] = (int32_t)(e % old_rows);
+        out->starts[e + 1] = e + 1;
+    }
+}
+
+void row_map_free(struct row_map *map) {
     free(map->starts);
     free(map->rows);
-    *map = (struct vocab_map){0};
+    *map = (struct row_map){0};
 }
 
 bool hf_is_vocabulary(const struct parameter *parameter) {
     return strcmp(parameter->name, "bert.embeddings.word_embeddings.weight") == 0 ||
            strcmp(parameter->name, "cls.predictions.bias") == 0;
+}
+
+bool hf_is_positions(const struct parameter *parameter) {
+    return strcmp(parameter->name, "bert.embeddings.position_embeddings.weight") == 0;
 }
 
 status hf_check_mapped(const struct hf_model *model, int parameter, const struct safetensors *file, const char *name,
@@ -72,12 +87,12 @@ status hf_check_mapped(const struct hf_model *model, int parameter, const struct
         return OK; /* the dtype is checked as it is read */
     char shape[128];
     safetensors_shape(tensor, shape, sizeof shape);
-    return bad_input("%s: tensor %s is %s, expected a row for each of the %lld entries of its vocabulary, of %lld",
-                     file->path, name, shape, (long long)old_rows, (long long)p->columns);
+    return bad_input("%s: tensor %s is %s, expected at least %lld rows of %lld", file->path, name, shape,
+                     (long long)old_rows, (long long)p->columns);
 }
 
 status hf_read_mapped(const struct hf_model *model, int parameter, const struct safetensors *file, const char *name,
-                      const struct vocab_map *map, float *scratch) {
+                      const struct row_map *map, float *scratch) {
     const struct parameter *p = &model->graph->parameters[parameter];
     const struct safetensors_tensor *tensor = safetensors_find(file, name);
     int64_t n = p->columns;

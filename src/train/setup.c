@@ -165,6 +165,9 @@ static status adopt_initial_config(const struct training *training, struct bert_
     for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++) {
         if (training->old_vocab && sizes[i].setting == SETTING_model_vocab_size)
             continue; /* the new vocabulary says */
+        if (settings->model.tile_positions && sizes[i].setting == SETTING_model_max_position_embeddings &&
+            settings->origin[sizes[i].setting] && *sizes[i].value > sizes[i].initial)
+            continue;
         if (settings->origin[sizes[i].setting] && *sizes[i].value != sizes[i].initial)
             return bad_input("%s: model.%s = %lld, but %s has %lld", settings->origin[sizes[i].setting], sizes[i].key,
                              (long long)*sizes[i].value, settings->model.init, (long long)sizes[i].initial);
@@ -282,7 +285,8 @@ static status load_initial(struct training *training) {
     if (!*settings->model.init)
         return network_init_weights(network, (uint64_t)settings->train.seed);
     struct checkpoint_model model = training_checkpoint_model(training);
-    TRY(hf_folder_load(settings->model.init, &model.hf, training->old_vocab, (uint64_t)settings->train.seed));
+    struct hf_changes changes = {training->old_vocab, settings->model.tile_positions};
+    TRY(hf_folder_load(settings->model.init, &model.hf, &changes, (uint64_t)settings->train.seed));
     if (settings->model.init_optimizer)
         TRY(checkpoint_load_moments(settings->model.init, &model));
     return network_sync_weights(network);

@@ -105,4 +105,13 @@ with tempfile.TemporaryDirectory() as folder:
                 assert abs(value - mean) <= 1e-6 * abs(mean) + 1e-8, (name, split)
     others = [name for name in before if before[name][0] == after[name][0]]
     assert len(others) > 20 and all(before[name] == after[name] for name in others)
+    # more positions: refused, or tiled
+    longer = ["train", ini, *[size for size in SIZES if "max_position" not in size], "model.max_position_embeddings=70", f"data.train={folder}/shards/train",
+              f"model.init={old}/latest", f"checkpoint.dir={folder}/longer"]
+    message = berth(*longer, code=2)
+    assert "model.max_position_embeddings = 70, but" in message and "has 32" in message, message
+    assert "32 position embeddings, repeated to make 70" in berth(*longer, "model.tile_positions=true")
+    name = "bert.embeddings.position_embeddings.weight"
+    was, now = rows(before[name]), rows(tensors(f"{folder}/longer")[name])
+    assert len(now) == 70 and all(row == was[i % 32] for i, row in enumerate(now))
 print("model.init: as expected")
