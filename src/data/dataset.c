@@ -149,8 +149,6 @@ int64_t dataset_files(const struct dataset *dataset) { return dataset->count; }
 int64_t dataset_seq_len(const struct dataset *dataset) { return dataset->seq_len; }
 int64_t dataset_max_predictions(const struct dataset *dataset) { return dataset->max_predictions; }
 
-/* --- the manifest --- */
-
 status dataset_check_vocab(const struct dataset *dataset, int64_t entries, int64_t vocab_size) {
     for (int64_t i = 0; i < dataset->count; i++) {
         const struct shard *shard = &dataset->shards[i];
@@ -163,6 +161,8 @@ status dataset_check_vocab(const struct dataset *dataset, int64_t entries, int64
     }
     return OK;
 }
+
+/* --- the manifest --- */
 
 void dataset_manifest(const struct dataset *dataset, struct text *out) {
     text_add(out, "[");

@@ -25,12 +25,16 @@ struct document_source {
     size_t used;
 };
 
+static void keep_path(struct document_source *source, const char *path) {
+    GROW(source->paths, source->count, source->capacity);
+    source->paths[source->count++] = xstrdup(path);
+}
+
 static status add_file(struct document_source *source, const char *path) {
     int64_t bytes;
     TRY(file_size(path, &bytes));
     source->bytes += bytes;
-    GROW(source->paths, source->count, source->capacity);
-    source->paths[source->count++] = xstrdup(path);
+    keep_path(source, path);
     return OK;
 }
 
@@ -55,8 +59,7 @@ static status add_path(struct document_source *source, const char *path) {
 static status add_pattern(struct document_source *source, const char *pattern) {
     int64_t before = source->count;
     if (strcmp(pattern, "-") == 0) {
-        GROW(source->paths, source->count, source->capacity);
-        source->paths[source->count++] = xstrdup(pattern);
+        keep_path(source, pattern);
         source->standard_input = true;
         return OK;
     }

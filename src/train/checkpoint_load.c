@@ -45,7 +45,7 @@ static status open_part(const char *folder, const char *name, const struct check
     int n = graph->parameter_count;
     for (int i = 0; i < part->count * n && code == OK; i++) {
         char *tensor = xasprintf("%s%s", part->prefixes[i / n], graph->parameters[i % n].name);
-        code = hf_check_slice(&model->hf, i % n, &part->file, tensor);
+        code = hf_check_slice(&model->hf, i % n, &part->file, tensor, 0);
         free(tensor);
     }
     if (code == OK && part->file.count != (int64_t)part->count * n)

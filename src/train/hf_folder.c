@@ -50,19 +50,20 @@ status hf_write_slices(const char *path, const struct hf_model *model, const str
     return code;
 }
 
-status hf_check_slice(const struct hf_model *model, int parameter, const struct safetensors *file, const char *name) {
+status hf_check_slice(const struct hf_model *model, int parameter, const struct safetensors *file, const char *name,
+                      int64_t old_rows) {
     const struct parameter *p = &model->graph->parameters[parameter];
     const struct safetensors_tensor *tensor = safetensors_find(file, name);
     if (!tensor)
         return bad_input("%s: tensor %s is missing", file->path, name);
-    bool same =
-        tensor->rank == p->rank && tensor->shape[0] == p->file_rows && (p->rank == 1 || tensor->shape[1] == p->columns);
-    if (!same) {
+    bool rows = tensor->rank && (old_rows ? tensor->shape[0] >= old_rows : tensor->shape[0] == p->file_rows);
+    if (!rows || tensor->rank != p->rank || (p->rank > 1 && tensor->shape[1] != p->columns)) {
         char shape[128], expected[64];
-        struct safetensors_tensor ours = {.rank = p->rank, .shape = {p->file_rows, p->columns}};
+        struct safetensors_tensor ours = {.rank = p->rank, .shape = {old_rows ? old_rows : p->file_rows, p->columns}};
         safetensors_shape(tensor, shape, sizeof shape);
         safetensors_shape(&ours, expected, sizeof expected);
-        return bad_input("%s: tensor %s is %s, the model needs %s", file->path, name, shape, expected);
+        return bad_input("%s: tensor %s is %s, the model needs %s%s", file->path, name, shape, expected,
+                         old_rows ? " or more rows" : "");
     }
     if (strcmp(tensor->type, "F32") != 0 && strcmp(tensor->type, "F16") != 0 && strcmp(tensor->type, "BF16") != 0)
         return bad_input("%s: tensor %s has dtype %s, expected F32, F16 or BF16", file->path, name, tensor->type);
@@ -73,7 +74,7 @@ status hf_read_slice(const struct hf_model *model, int tensor, int parameter, co
                      const char *name, float *scratch) {
     const struct parameter *p = &model->graph->parameters[parameter];
     int64_t in_file = p->file_rows * p->columns, count = p->rows * p->columns;
-    TRY(hf_check_slice(model, parameter, file, name));
+    TRY(hf_check_slice(model, parameter, file, name, 0));
     TRY(safetensors_read(file, safetensors_find(file, name), 0, in_file, scratch));
     memset(scratch + in_file, 0, (size_t)(count - in_file) * sizeof *scratch);
     return exec_upload_slice(model->exec, tensor, parameter, scratch);

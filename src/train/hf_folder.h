@@ -74,8 +74,9 @@ struct hf_slice {
 status hf_write_slices(const char *path, const struct hf_model *model, const struct hf_slice *slices, int64_t count,
                        int64_t step);
 /* `name` in the file. BAD_INPUT if it is missing, not F32, F16 or BF16, or of another shape: hf_check_slice says so
- * without reading. */
-status hf_check_slice(const struct hf_model *model, int parameter, const struct safetensors *file, const char *name);
+ * without reading, and takes any number of rows from `old_rows` on, if that is not 0. */
+status hf_check_slice(const struct hf_model *model, int parameter, const struct safetensors *file, const char *name,
+                      int64_t old_rows);
 status hf_read_slice(const struct hf_model *model, int tensor, int parameter, const struct safetensors *file,
                      const char *name, float *scratch);
 

@@ -96,8 +96,7 @@ static status check_sources(const struct hf_model *model, const struct hf_change
     for (int p = 0; p < model->graph->parameter_count; p++) {
         const char *name = model->graph->parameters[p].name;
         if (sources[p]) {
-            int64_t rows = mapped_rows(changes, &model->graph->parameters[p]);
-            TRY(rows ? hf_check_mapped(model, p, file, sources[p], rows) : hf_check_slice(model, p, file, sources[p]));
+            TRY(hf_check_slice(model, p, file, sources[p], mapped_rows(changes, &model->graph->parameters[p])));
             continue;
         }
         if (!is_head(name))

@@ -79,18 +79,6 @@ bool hf_is_positions(const struct parameter *parameter) {
     return strcmp(parameter->name, "bert.embeddings.position_embeddings.weight") == 0;
 }
 
-status hf_check_mapped(const struct hf_model *model, int parameter, const struct safetensors *file, const char *name,
-                       int64_t old_rows) {
-    const struct parameter *p = &model->graph->parameters[parameter];
-    const struct safetensors_tensor *tensor = safetensors_find(file, name);
-    if (tensor->rank == p->rank && tensor->shape[0] >= old_rows && (p->rank == 1 || tensor->shape[1] == p->columns))
-        return OK; /* the dtype is checked as it is read */
-    char shape[128];
-    safetensors_shape(tensor, shape, sizeof shape);
-    return bad_input("%s: tensor %s is %s, expected at least %lld rows of %lld", file->path, name, shape,
-                     (long long)old_rows, (long long)p->columns);
-}
-
 status hf_read_mapped(const struct hf_model *model, int parameter, const struct safetensors *file, const char *name,
                       const struct row_map *map, float *scratch) {
     const struct parameter *p = &model->graph->parameters[parameter];

@@ -19,10 +19,7 @@ void row_map_free(struct row_map *map);
 /* Does this parameter have a row for each entry of the vocabulary, or for each position? */
 bool hf_is_vocabulary(const struct parameter *parameter);
 bool hf_is_positions(const struct parameter *parameter);
-/* As hf_check_slice and hf_read_slice (into the master weights), for a tensor with `old_rows` or more rows in the file.
- */
-status hf_check_mapped(const struct hf_model *model, int parameter, const struct safetensors *file, const char *name,
-                       int64_t old_rows);
+/* As hf_read_slice, into the master weights, for a tensor whose rows hf_check_slice found to be enough. */
 status hf_read_mapped(const struct hf_model *model, int parameter, const struct safetensors *file, const char *name,
                       const struct row_map *map, float *scratch);
 

@@ -5,6 +5,7 @@ Usage: check_init.py [path of berth]."""
 import json
 import os
 import re
+import shutil
 import struct
 import subprocess
 import sys
@@ -105,6 +106,16 @@ with tempfile.TemporaryDirectory() as folder:
                 assert abs(value - mean) <= 1e-6 * abs(mean) + 1e-8, (name, split)
     others = [name for name in before if before[name][0] == after[name][0]]
     assert len(others) > 20 and all(before[name] == after[name] for name in others)
+    # a folder whose vocabulary has an entry without a row
+    shutil.copytree(f"{old}/latest/", f"{folder}/short")
+    with open(f"{folder}/short/vocab.txt", "a") as file:
+        file.write("rowless\n")
+    message = berth("train", ini, *SIZES, f"data.train={folder}/new/train", f"model.init={folder}/short", f"model.vocab={folder}/new.txt", "model.vocab_remap=true",
+                    f"checkpoint.dir={folder}/none", code=2)
+    count = len(entries)
+    assert f"word_embeddings.weight is {count}x16, the model needs {count + 1}x16 or more rows" in message, message
+    assert message.count("\n") == 1 and not os.path.exists(f"{folder}/none"), message
+
     # more positions: refused, or tiled
     longer = ["train", ini, *[size for size in SIZES if "max_position" not in size], "model.max_position_embeddings=70", f"data.train={folder}/shards/train",
               f"model.init={old}/latest", f"checkpoint.dir={folder}/longer"]
