@@ -10,18 +10,18 @@ struct masking {
     struct masking_options options;
     struct special_ids special;
     int32_t *ordinary; /* [ordinary_count] ids that a random replacement may be */
-    int64_t ordinary_count, vocab_size;
-    bool *continues; /* [vocab_size] the entry is a "##" piece */
+    int64_t ordinary_count;
+    bool *continues; /* [entries] the entry is a "##" piece */
 };
 
 struct masking *masking_new(const struct vocab *vocab, const struct masking_options *options) {
     struct masking *masking = xcalloc(1, sizeof *masking);
     masking->options = *options;
     masking->special = vocab_special(vocab);
-    masking->vocab_size = vocab_size(vocab);
-    masking->ordinary = xcalloc((size_t)masking->vocab_size, sizeof *masking->ordinary);
-    masking->continues = xcalloc((size_t)masking->vocab_size, sizeof *masking->continues);
-    for (int64_t id = 0; id < masking->vocab_size; id++) {
+    int64_t entries = vocab_size(vocab);
+    masking->ordinary = xcalloc((size_t)entries, sizeof *masking->ordinary);
+    masking->continues = xcalloc((size_t)entries, sizeof *masking->continues);
+    for (int64_t id = 0; id < entries; id++) {
         const char *token = vocab_token(vocab, id);
         masking->continues[id] = strncmp(token, "##", 2) == 0 && token[2];
         if (vocab_ordinary(vocab, id))

@@ -120,27 +120,11 @@ static status open_datasets(struct shard_file *file) {
     return OK;
 }
 
-/* An attribute of berth's own shards, 0 if it is not there. */
-static int64_t read_attribute(hid_t file, const char *name) {
-    int64_t value = 0;
-    if (H5Aexists(file, name) <= 0)
-        return 0;
-    hid_t attribute = H5Aopen(file, name, H5P_DEFAULT), space = H5Aget_space(attribute);
-    if (H5Sget_simple_extent_npoints(space) != 1 || H5Aread(attribute, H5T_NATIVE_INT64, &value) < 0 || value < 0)
-        value = 0;
-    H5Sclose(space);
-    H5Aclose(attribute);
-    return value;
-}
-
 status shard_file_open(const char *path, struct shard_file *file) {
     *file = (struct shard_file){.path = path, .id = -1};
     for (enum column c = 0; c < COLUMNS; c++)
         file->dataset[c] = -1;
     TRY(open_file(file));
-    file->seq_len = read_attribute(file->id, "seq_len");
-    file->max_predictions = read_attribute(file->id, "max_predictions");
-    file->vocab_size = read_attribute(file->id, "vocab_size");
     return open_datasets(file);
 }
 
@@ -150,6 +134,18 @@ void shard_file_close(struct shard_file *file) {
             H5Dclose(file->dataset[c]);
     if (file->id >= 0)
         H5Fclose(file->id);
+}
+
+int64_t shard_file_attribute(const struct shard_file *file, const char *name) {
+    int64_t value = 0;
+    if (H5Aexists(file->id, name) <= 0)
+        return 0;
+    hid_t attribute = H5Aopen(file->id, name, H5P_DEFAULT), space = H5Aget_space(attribute);
+    if (H5Sget_simple_extent_npoints(space) != 1 || H5Aread(attribute, H5T_NATIVE_INT64, &value) < 0 || value < 0)
+        value = 0;
+    H5Sclose(space);
+    H5Aclose(attribute);
+    return value;
 }
 
 /* --- rows --- */

@@ -37,14 +37,14 @@ struct shard_file {
     int64_t width[COLUMNS];     /* numbers a row, where all rows have as many */
     bool variable[COLUMNS];
     struct chunk_form chunks[COLUMNS];
-    bool signed16[COLUMNS];                       /* stored as i2: large ids look negative */
-    int64_t seq_len, max_predictions, vocab_size; /* as the file's attributes tell them; 0: not told */
+    bool signed16[COLUMNS]; /* stored as i2: large ids look negative */
 };
 
 /* Opens the file and checks its datasets, their types and shapes. BAD_INPUT names file and dataset, what was found and
  * what was expected. `path` must outlive the file. Close it in any case. */
 status shard_file_open(const char *path, struct shard_file *file);
 void shard_file_close(struct shard_file *file);
+int64_t shard_file_attribute(const struct shard_file *file, const char *name); /* of berth's own shards; 0: not there */
 
 const char *column_name(enum column column);
 

@@ -93,13 +93,15 @@ static status check_locked(const char *path, struct shard *out) {
     if (code == OK) {
         out->rows = out->stored_rows = file.rows;
         out->block_rows = rows_a_block(&file);
-        out->vocab_size = file.vocab_size;
+        out->vocab_size = shard_file_attribute(&file, "vocab_size");
+        int64_t told_length = shard_file_attribute(&file, "seq_len");
+        int64_t told_masks = shard_file_attribute(&file, "max_predictions");
         if (file.form == FORM_FIXED) {
             out->seq_len = file.width[INPUT_IDS];
             out->max_predictions = file.width[MASKED_POSITIONS];
-        } else if (file.form == FORM_VARIABLE && file.seq_len && file.max_predictions) {
-            out->seq_len = file.seq_len; /* held against the rows as these are read */
-            out->max_predictions = file.max_predictions;
+        } else if (file.form == FORM_VARIABLE && told_length && told_masks) {
+            out->seq_len = told_length; /* held against the rows as these are read */
+            out->max_predictions = told_masks;
         } else {
             code = scan(&file, out);
         }
