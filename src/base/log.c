@@ -6,6 +6,8 @@
 #include <sys/ioctl.h>
 #include <unistd.h>
 
+#include "base/clock.h"
+
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static bool quiet, progress_shown;
 
@@ -72,4 +74,21 @@ void log_progress_end(void) {
         fputc('\n', stderr);
     progress_shown = false;
     pthread_mutex_unlock(&lock);
+}
+
+void log_bytes(struct log_rate *rate, const char *what, int64_t done, int64_t all) {
+    double now = clock_seconds(), every = log_is_terminal() ? 0.2 : 10;
+    if (rate->started == 0)
+        *rate = (struct log_rate){now, now, done};
+    if (now - rate->shown < every || done == rate->before)
+        return;
+    rate->shown = now;
+    double speed = (double)(done - rate->before) / (now - rate->started), left = (double)(all - done) / speed;
+    char line[160];
+    if (all)
+        snprintf(line, sizeof line, "%s: %.0f %% of %.1f MB, %.1f MB/s, %.0f s left", what,
+                 100.0 * (double)done / (double)all, (double)all / 1e6, speed / 1e6, left > 0 ? left : 0);
+    else
+        snprintf(line, sizeof line, "%s: %.1f MB, %.1f MB/s", what, (double)done / 1e6, speed / 1e6);
+    log_progress(line);
 }

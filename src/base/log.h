@@ -3,6 +3,7 @@
 #define BERTH_BASE_LOG_H
 
 #include <stdbool.h>
+#include <stdint.h>
 
 /* Plain line; "warning: " line; "berth: " line, for an error. Only rank 0 prints info and warnings
  * (`log_set_quiet(true)` elsewhere). A line never breaks into a progress line: that one is cleared first and drawn
@@ -17,5 +18,13 @@ void log_set_quiet(bool quiet);
 void log_progress(const char *line);
 void log_progress_end(void);
 bool log_is_terminal(void);
+
+/* A progress line like "reading text: 40 % of 10.8 MB, 31.2 MB/s, 1 s left", drawn now and then; `all` 0: unknown.
+ * Zero-initialize; what is done at the first call counts as done before. */
+struct log_rate {
+    double started, shown;
+    int64_t before;
+};
+void log_bytes(struct log_rate *rate, const char *what, int64_t done, int64_t all);
 
 #endif

@@ -1,8 +1,5 @@
 #include "cmd/text_tools.h"
 
-#include <stdio.h>
-
-#include "base/clock.h"
 #include "base/log.h"
 #include "base/parallel.h"
 
@@ -18,23 +15,6 @@ status text_options_apply(const char *command, const struct text_options *option
     normalize->space_cjk = !options->no_cjk_spacing;
     parallel_set_threads((int)options->threads);
     return OK;
-}
-
-void progress_bytes(struct progress *progress, const char *what, int64_t done, int64_t all) {
-    double now = clock_seconds(), every = log_is_terminal() ? 0.2 : 10;
-    if (progress->started == 0)
-        progress->started = progress->shown = now;
-    if (now - progress->shown < every || done == 0)
-        return;
-    progress->shown = now;
-    double rate = (double)done / (now - progress->started), left = (double)(all - done) / rate;
-    char line[160];
-    if (all)
-        snprintf(line, sizeof line, "%s: %.0f %% of %.1f MB, %.1f MB/s, %.0f s left", what,
-                 100.0 * (double)done / (double)all, (double)all / 1e6, rate / 1e6, left > 0 ? left : 0);
-    else
-        snprintf(line, sizeof line, "%s: %.1f MB, %.1f MB/s", what, (double)done / 1e6, rate / 1e6);
-    log_progress(line);
 }
 
 void warn_broken(int64_t broken) {

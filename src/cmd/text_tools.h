@@ -1,4 +1,4 @@
-/* What the commands that read text share: the options of the tokenizer, and a progress line. */
+/* What the commands that read text share: their options. */
 #ifndef BERTH_CMD_TEXT_TOOLS_H
 #define BERTH_CMD_TEXT_TOOLS_H
 
@@ -41,12 +41,6 @@ struct text_options {
  * without a vocabulary (NULL) text is uncased unless told. */
 status text_options_apply(const char *command, const struct text_options *options, const struct vocab *vocab,
                           struct normalize_options *normalize);
-
-/* A line like "reading text: 40 % of 10.8 MB, 31.2 MB/s, 1 s left", now and then; `all` 0: unknown. Zero-initialize. */
-struct progress {
-    double started, shown;
-};
-void progress_bytes(struct progress *progress, const char *what, int64_t done, int64_t all);
 
 void warn_broken(int64_t broken); /* that many invalid UTF-8 sequences were met; silent if none */
 

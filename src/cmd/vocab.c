@@ -35,11 +35,11 @@ static void count_words(void *ctx, int64_t begin, int64_t end) {
 
 static status count_all(struct document_source *source, struct count_job *job) {
     struct document_batch batch = {0};
-    struct progress progress = {0};
+    struct log_rate rate = {0};
     status code = OK;
     job->batch = &batch;
     for (;;) {
-        progress_bytes(&progress, "counting words", documents_read(source), documents_bytes(source));
+        log_bytes(&rate, "counting words", documents_read(source), documents_bytes(source));
         code = documents_next(source, BATCH_BYTES, &batch);
         if (code != OK || batch.count == 0)
             break;

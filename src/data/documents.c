@@ -13,28 +13,32 @@ enum { READ_BYTES = 1 << 20 };
 
 struct document_source {
     struct document_options options;
-    char **paths; /* [count] */
-    int64_t count, capacity;
+    char **paths;   /* [count] */
+    int64_t *sizes; /* [count] as stored; 0 for the standard input */
+    int64_t count, capacity, size_capacity;
     bool standard_input; /* among them */
     int64_t bytes, bytes_closed;
     int64_t next;           /* the file to open next */
     struct text_file *file; /* NULL when none is open */
     const char *json_key;   /* of the open file; NULL: plain text */
-    int64_t line;           /* of it, read so far */
+    int64_t line, taken;    /* of it, handed out: lines, and bytes of text */
     struct text buffer;     /* read but not handed out; `used` of it are */
     size_t used;
 };
 
-static void keep_path(struct document_source *source, const char *path) {
+static void keep_path(struct document_source *source, const char *path, int64_t bytes) {
+    int64_t sizes = source->count;
+    GROW(source->sizes, sizes, source->size_capacity);
+    source->sizes[sizes] = bytes;
     GROW(source->paths, source->count, source->capacity);
     source->paths[source->count++] = xstrdup(path);
+    source->bytes += bytes;
 }
 
 static status add_file(struct document_source *source, const char *path) {
     int64_t bytes;
     TRY(file_size(path, &bytes));
-    source->bytes += bytes;
-    keep_path(source, path);
+    keep_path(source, path, bytes);
     return OK;
 }
 
@@ -59,7 +63,7 @@ static status add_path(struct document_source *source, const char *path) {
 static status add_pattern(struct document_source *source, const char *pattern) {
     int64_t before = source->count;
     if (strcmp(pattern, "-") == 0) {
-        keep_path(source, pattern);
+        keep_path(source, pattern, 0);
         source->standard_input = true;
         return OK;
     }
@@ -97,6 +101,7 @@ void documents_close(struct document_source *source) {
         return;
     text_file_close(source->file);
     names_free(source->paths, source->count);
+    free(source->sizes);
     text_free(&source->buffer);
     free(source);
 }
@@ -115,7 +120,7 @@ static status open_next(struct document_source *source) {
     const char *path = source->paths[source->next];
     TRY(text_file_open(path, &source->file));
     source->next++;
-    source->line = 0;
+    source->line = source->taken = 0;
     source->json_key = source->options.json_key ? source->options.json_key : is_json_lines(path) ? "text" : NULL;
     return OK;
 }
@@ -159,6 +164,7 @@ static status next_line(struct document_source *source, const char **line, size_
         *length = stop ? (size_t)(stop - begin) + 1 : left;
         *file_ended = *file_ended && !stop;
         source->used += *length;
+        source->taken += (int64_t)*length;
         return OK;
     }
 }
@@ -232,6 +238,37 @@ status documents_next(struct document_source *source, int64_t bytes, struct docu
         TRY(take_line(source, batch));
     }
     return OK;
+}
+
+struct document_place documents_place(const struct document_source *source) {
+    if (!source->file)
+        return (struct document_place){.file = source->next};
+    return (struct document_place){source->next - 1, source->taken, source->line};
+}
+
+status documents_seek(struct document_source *source, const struct document_place *place) {
+    for (; source->next < place->file && source->next < source->count; source->next++)
+        source->bytes_closed += source->sizes[source->next];
+    if (!place->bytes)
+        return OK;
+    TRY(open_next(source));
+    while (source->taken < place->bytes) {
+        bool ended;
+        TRY(fill(source, &ended));
+        int64_t left = place->bytes - source->taken, got = (int64_t)(source->buffer.length - source->used);
+        if (ended)
+            return failed("%s: ends early: an earlier run read %lld bytes of text from it",
+                          source->paths[source->next - 1], (long long)place->bytes);
+        source->used += (size_t)(got < left ? got : left);
+        source->taken += got < left ? got : left;
+    }
+    source->line = place->line;
+    return OK;
+}
+
+void documents_list(const struct document_source *source, struct text *out) {
+    for (int64_t i = 0; i < source->count; i++)
+        text_printf(out, "input %s, %lld bytes\n", source->paths[i], (long long)source->sizes[i]);
 }
 
 void document_batch_free(struct document_batch *batch) {

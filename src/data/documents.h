@@ -25,6 +25,17 @@ void documents_close(struct document_source *source);
 int64_t documents_bytes(const struct document_source *source); /* of all files as stored; 0: unknown (standard input) */
 int64_t documents_read(const struct document_source *source);  /* of these, read so far */
 
+/* Where the text stands between two batches. */
+struct document_place {
+    int64_t file, bytes, line; /* in file number `file`, behind so many bytes of unpacked text and lines */
+};
+struct document_place documents_place(const struct document_source *source);
+/* Go on from there; for a source that was just opened. Reads over the text before the place. FAILED if the file is
+ * shorter. */
+status documents_seek(struct document_source *source, const struct document_place *place);
+/* Adds a line for each file: its path and size. */
+void documents_list(const struct document_source *source, struct text *out);
+
 struct document_batch {
     struct text text; /* the documents one after another, lines with their '\n' */
     int64_t *ends;    /* [count] where in `text` each document ends */

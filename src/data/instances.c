@@ -16,13 +16,13 @@ struct recipe {
     const int64_t *documents; /* [document_count] */
     int64_t document_count;
     const struct instance_options *options;
+    uint64_t stream;
     struct special_ids special;
     struct masking *masking;
     struct block *blocks;
 };
 
-/* The instances of a few documents. Records stand one after another in `words`: length, b_begin, label, masked, then
- * the arrays of struct instance. */
+/* The instances of a few documents, as records. */
 struct block {
     int32_t *words;
     int64_t used, capacity, instances;
@@ -177,7 +177,7 @@ static void make_singles(struct maker *maker, struct block *block, int64_t docum
     }
 }
 
-/* Documents [begin, end) of the list that repeats all documents dupe_factor times. */
+/* Documents [begin, end) of the list. */
 static void make_blocks(void *ctx, int64_t begin, int64_t end) {
     const struct recipe *recipe = ctx;
     size_t most = (size_t)recipe->options->max_predictions;
@@ -186,10 +186,9 @@ static void make_blocks(void *ctx, int64_t begin, int64_t end) {
                           .positions = xcalloc(most, sizeof *maker.positions),
                           .labels = xcalloc(most, sizeof *maker.labels)};
     for (int64_t i = begin; i < end; i++) {
-        int64_t dupe = i / recipe->document_count, document = recipe->documents[i % recipe->document_count];
+        int64_t document = recipe->documents[i];
         struct block *block = &recipe->blocks[i / BLOCK_DOCUMENTS];
-        maker.random = random_open(recipe->options->seed, RANDOM_INSTANCES,
-                                   (uint64_t)(dupe * recipe->corpus->documents + document));
+        maker.random = random_open(recipe->options->seed, RANDOM_INSTANCES, recipe->stream + (uint64_t)document);
         if (recipe->options->nsp)
             make_pairs(&maker, block, document);
         else
@@ -203,10 +202,9 @@ static void make_blocks(void *ctx, int64_t begin, int64_t end) {
     masking_scratch_free(&maker.scratch);
 }
 
-/* Hands a block's records, and its memory, to the list. */
-static void take_block(struct instance_list *list, struct block *block) {
-    const int32_t *at = block->words;
-    for (int64_t i = 0; i < block->instances; i++) {
+void instances_take_records(struct instance_list *list, int32_t *words, int64_t count) {
+    const int32_t *at = words;
+    for (int64_t i = 0; i < count; i++) {
         struct instance instance = {.length = at[0], .b_begin = at[1], .label = at[2], .masked = at[3], .ids = at + 4};
         instance.positions = instance.ids + instance.length;
         instance.labels = instance.positions + instance.masked;
@@ -216,24 +214,25 @@ static void take_block(struct instance_list *list, struct block *block) {
         list->tokens += instance.length;
         list->masked += instance.masked;
     }
-    list->blocks[list->block_count++] = block->words;
+    GROW(list->blocks, list->block_count, list->block_capacity);
+    list->blocks[list->block_count++] = words;
 }
 
 void instances_make(const struct corpus *corpus, const struct vocab *vocab, const int64_t *documents, int64_t count,
-                    const struct instance_options *options, struct instance_list *out) {
-    int64_t all = count * options->dupe_factor, blocks = (all + BLOCK_DOCUMENTS - 1) / BLOCK_DOCUMENTS;
+                    const struct instance_options *options, uint64_t stream, struct instance_list *out) {
+    int64_t blocks = (count + BLOCK_DOCUMENTS - 1) / BLOCK_DOCUMENTS;
     const struct masking_options masking = {options->masked_lm_prob, 0.8, 0.1, options->whole_word};
     struct recipe recipe = {corpus,
                             documents,
                             count,
                             options,
+                            stream,
                             vocab_special(vocab),
                             masking_new(vocab, &masking),
                             xcalloc((size_t)blocks, sizeof(struct block))};
-    parallel_for(all, BLOCK_DOCUMENTS, make_blocks, &recipe);
-    out->blocks = xcalloc((size_t)blocks, sizeof *out->blocks);
+    parallel_for(count, BLOCK_DOCUMENTS, make_blocks, &recipe);
     for (int64_t i = 0; i < blocks; i++)
-        take_block(out, &recipe.blocks[i]);
+        instances_take_records(out, recipe.blocks[i].words, recipe.blocks[i].instances);
     free(recipe.blocks);
     masking_free(recipe.masking);
 }

@@ -18,7 +18,6 @@
 struct instance_options {
     int64_t seq_len, max_predictions; /* S ≥ 8, P ≥ 1 */
     double masked_lm_prob, short_seq_prob;
-    int64_t dupe_factor; /* times over the documents, with other cuts and masks each time */
     bool whole_word, nsp;
     uint64_t seed;
 };
@@ -39,13 +38,17 @@ struct instance_list {
     int64_t count, capacity;
     int64_t tokens, masked; /* sums over the instances: real tokens, specials included; masked ones */
     int32_t **blocks;       /* the memory behind the items */
-    int64_t block_count;
+    int64_t block_count, block_capacity;
 };
 
 /* The instances of the documents listed in `documents` (random B only comes from these; from the same document if there
- * is but one), in the order of dupe and document: a function of the seed, whatever the number of threads. */
+ * is but one), in their order: a function of the seed and of `stream`, whatever the number of threads. Document d of
+ * the corpus draws from random stream `stream` + d. */
 void instances_make(const struct corpus *corpus, const struct vocab *vocab, const int64_t *documents, int64_t count,
-                    const struct instance_options *options, struct instance_list *out);
+                    const struct instance_options *options, uint64_t stream, struct instance_list *out);
+/* Adds `count` instances that stand as records one after another: length, b_begin, label, masked, ids, positions,
+ * labels. The list frees `words`, which xmalloc made. */
+void instances_take_records(struct instance_list *list, int32_t *words, int64_t count);
 void instances_free(struct instance_list *list);
 
 #endif

@@ -18,9 +18,8 @@ struct shard_shape {
     int64_t vocab_size;               /* ids lie below: says which integers hold them */
 };
 
-/* Writes rows list->items[order[0..count)] as a new file, whole or not at all. The file is made in memory (it is about
- * a third of count · S · 6 bytes). Not to be called by two threads at once: HDF5 allows one. */
-status shard_write(const char *path, const struct shard_shape *shape, const struct instance_list *list,
-                   const int64_t *order, int64_t count);
+/* Writes the rows as a new file, whole or not at all, compressing on all threads. The file is made in memory (it is
+ * about a third of count · S · 6 bytes). Not to be called by two threads at once: HDF5 allows one. */
+status shard_write(const char *path, const struct shard_shape *shape, const struct instance *rows, int64_t count);
 
 #endif

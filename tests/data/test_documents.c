@@ -16,6 +16,24 @@ static void put(const char *folder, const char *name, const char *bytes) {
 
 static const struct document_options plain = {0};
 
+/* A source that is opened anew and put at a place gives the same next batch from there. */
+static void check_from(char *const *patterns, int count, const struct document_options *options, int64_t batch_bytes,
+                       const struct document_place *place, int64_t read, const struct document_batch *expected) {
+    struct document_source *source;
+    struct document_batch batch = {0};
+    assert_int_equal(documents_open(patterns, count, options, &source), OK);
+    assert_int_equal(documents_seek(source, place), OK);
+    assert_int_equal(documents_next(source, batch_bytes, &batch), OK);
+    assert_int_equal(batch.count, expected->count);
+    for (int64_t i = 0; i < batch.count; i++)
+        assert_int_equal(batch.ends[i], expected->ends[i]);
+    if (batch.count)
+        assert_memory_equal(batch.text.data, expected->text.data, (size_t)batch.ends[batch.count - 1]);
+    assert_int_equal(documents_read(source), read);
+    document_batch_free(&batch);
+    documents_close(source);
+}
+
 /* All documents of a source, batch after batch, '|' between them and '/' between batches. */
 static void check(char *const *patterns, int count, const struct document_options *options, int64_t batch_bytes,
                   const char *expected) {
@@ -25,7 +43,9 @@ static void check(char *const *patterns, int count, const struct document_option
     text_append(&got, "", 0);
     assert_int_equal(documents_open(patterns, count, options, &source), OK);
     for (;;) {
+        struct document_place place = documents_place(source);
         assert_int_equal(documents_next(source, batch_bytes, &batch), OK);
+        check_from(patterns, count, options, batch_bytes, &place, documents_read(source), &batch);
         if (batch.count == 0)
             break;
         if (got.length)

@@ -44,13 +44,8 @@ static void teardown(struct traced *traced) {
     corpus_free(&traced->corpus);
 }
 
-static const struct instance_options usual = {.seq_len = 64,
-                                              .max_predictions = 6,
-                                              .masked_lm_prob = 0.15,
-                                              .short_seq_prob = 0.1,
-                                              .dupe_factor = 1,
-                                              .nsp = true,
-                                              .seed = 5};
+static const struct instance_options usual = {
+    .seq_len = 64, .max_predictions = 6, .masked_lm_prob = 0.15, .short_seq_prob = 0.1, .nsp = true, .seed = 5};
 
 /* The instance with its masks undone. */
 static void unmask(const struct instance *instance, int32_t *ids) {
@@ -73,9 +68,9 @@ static void test_pairs(void **state) {
     struct traced *traced = xcalloc(1, sizeof *traced);
     setup(traced);
     struct instance_options options = usual;
-    options.dupe_factor = 20;
     struct instance_list list = {0};
-    instances_make(&traced->corpus, traced->vocab, traced->all, DOCUMENTS, &options, &list);
+    for (uint64_t pass = 0; pass < 20; pass++)
+        instances_make(&traced->corpus, traced->vocab, traced->all, DOCUMENTS, &options, pass << 40, &list);
     int64_t random = 0, longest = 0, masked = 0, tokens = 0, kinds[3] = {0};
     assert_true(list.count > 20 * DOCUMENTS);
     for (int64_t n = 0; n < list.count; n++) {
@@ -128,7 +123,7 @@ static void test_whole_words(void **state) {
     struct instance_options options = usual;
     options.whole_word = true;
     struct instance_list list = {0};
-    instances_make(&traced->corpus, traced->vocab, traced->all, DOCUMENTS, &options, &list);
+    instances_make(&traced->corpus, traced->vocab, traced->all, DOCUMENTS, &options, 0, &list);
     int64_t longer = 0;
     for (int64_t n = 0; n < list.count; n++) {
         const struct instance *instance = &list.items[n];
@@ -159,7 +154,7 @@ static void test_no_pairs(void **state) {
     options.nsp = false;
     options.seq_len = 24; /* shorter than the longest sentences */
     struct instance_list list = {0};
-    instances_make(&traced->corpus, traced->vocab, traced->all, DOCUMENTS, &options, &list);
+    instances_make(&traced->corpus, traced->vocab, traced->all, DOCUMENTS, &options, 0, &list);
     int32_t next = FIRST_WORD;
     for (int64_t n = 0; n < list.count; n++) {
         const struct instance *instance = &list.items[n];
@@ -195,11 +190,11 @@ static void test_deterministic(void **state) {
     struct instance_options options = usual;
     struct instance_list one = {0}, four = {0}, other = {0};
     parallel_set_threads(1);
-    instances_make(&traced->corpus, traced->vocab, traced->all, DOCUMENTS, &options, &one);
+    instances_make(&traced->corpus, traced->vocab, traced->all, DOCUMENTS, &options, 0, &one);
     parallel_set_threads(4);
-    instances_make(&traced->corpus, traced->vocab, traced->all, DOCUMENTS, &options, &four);
+    instances_make(&traced->corpus, traced->vocab, traced->all, DOCUMENTS, &options, 0, &four);
     options.seed = 6;
-    instances_make(&traced->corpus, traced->vocab, traced->all, DOCUMENTS, &options, &other);
+    instances_make(&traced->corpus, traced->vocab, traced->all, DOCUMENTS, &options, 0, &other);
     assert_true(same(&one, &four));
     assert_false(same(&one, &other));
     instances_free(&one);
@@ -215,7 +210,7 @@ static void test_one_document(void **state) {
     struct traced *traced = xcalloc(1, sizeof *traced);
     setup(traced);
     struct instance_list list = {0};
-    instances_make(&traced->corpus, traced->vocab, (int64_t[]){8}, 1, &usual, &list);
+    instances_make(&traced->corpus, traced->vocab, (int64_t[]){8}, 1, &usual, 0, &list);
     assert_true(list.count > 0);
     for (int64_t n = 0; n < list.count; n++) {
         int32_t ids[64];

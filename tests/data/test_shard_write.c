@@ -61,11 +61,8 @@ static void test_values(void **state) {
     char *folder = fixture_folder(), *path = path_join(folder, "x_training_0.hdf5");
     struct instance_list list = {0};
     make_rows(&list);
-    int64_t order[ROWS];
-    for (int n = 0; n < ROWS; n++)
-        order[n] = (n * 11) % ROWS;
     struct shard_shape shape = {S, P, .compression = 4, .vocab_size = 200000};
-    assert_int_equal(shard_write(path, &shape, &list, order, ROWS), OK);
+    assert_int_equal(shard_write(path, &shape, list.items, ROWS), OK);
     hid_t file = H5Fopen(path, H5F_ACC_RDONLY, H5P_DEFAULT);
     assert_true(file >= 0);
     static int64_t input_ids[ROWS][S], mask[ROWS][S], segments[ROWS][S], at[ROWS][P], label[ROWS][P], next[ROWS];
@@ -77,7 +74,7 @@ static void test_values(void **state) {
     read_dataset(file, "next_sentence_labels", 1, 0, next);
     H5Fclose(file);
     for (int n = 0; n < ROWS; n++) {
-        const struct instance *row = &list.items[order[n]];
+        const struct instance *row = &list.items[n];
         for (int i = 0; i < S; i++) {
             bool real = i < row->length;
             assert_int_equal(input_ids[n][i], real ? row->ids[i] : 0);
@@ -103,12 +100,11 @@ static void test_same_bytes(void **state) {
     struct instance_list list = {0};
     struct shard_shape shape = {S, P, .compression = 4, .vocab_size = 200000};
     struct text first = {0}, second = {0};
-    int64_t order[ROWS] = {0};
     make_rows(&list);
-    assert_int_equal(shard_write(path, &shape, &list, order, ROWS), OK);
+    assert_int_equal(shard_write(path, &shape, list.items, ROWS), OK);
     assert_int_equal(file_read(path, &first), OK);
     sleep(1);
-    assert_int_equal(shard_write(path, &shape, &list, order, ROWS), OK);
+    assert_int_equal(shard_write(path, &shape, list.items, ROWS), OK);
     assert_int_equal(file_read(path, &second), OK);
     assert_int_equal(first.length, second.length);
     assert_memory_equal(first.data, second.data, first.length);
@@ -126,12 +122,11 @@ static void test_disk_full(void **state) {
     char *folder = fixture_folder(), *path = path_join(folder, "shard.hdf5");
     struct instance_list list = {0};
     make_rows(&list);
-    int64_t order[ROWS] = {0};
     struct shard_shape shape = {S, P, .vocab_size = 200000};
     int failures = 0;
     for (status code = FAILED; code != OK; failures++) {
         file_fault(failures + 1, false);
-        code = shard_write(path, &shape, &list, order, ROWS);
+        code = shard_write(path, &shape, list.items, ROWS);
         file_fault(0, false);
         assert_int_equal(file_exists(path), code == OK);
         assert_true(code == OK || strstr(status_message(), path));
@@ -161,16 +156,13 @@ static void test_variable(void **state) {
          *variable = path_join(folder, "v.hdf5");
     struct instance_list list = {0};
     make_rows(&list);
-    int64_t order[ROWS];
-    for (int n = 0; n < ROWS; n++)
-        order[n] = (n * 11) % ROWS;
     for (int wide = 0; wide < 2; wide++) {
         for (int n = 0; n < ROWS; n++)
             ids[n][1] = wide ? 100000 : 32767;
         struct shard_shape shape = {S, P, .compression = 4, .vocab_size = wide ? 100001 : 32768};
-        assert_int_equal(shard_write(padded, &shape, &list, order, ROWS), OK);
+        assert_int_equal(shard_write(padded, &shape, list.items, ROWS), OK);
         shape.variable = true;
-        assert_int_equal(shard_write(variable, &shape, &list, order, ROWS), OK);
+        assert_int_equal(shard_write(variable, &shape, list.items, ROWS), OK);
         hid_t file = H5Fopen(variable, H5F_ACC_RDONLY, H5P_DEFAULT), dataset = H5Dopen2(file, "input_ids", H5P_DEFAULT);
         hid_t type = H5Dget_type(dataset), number = H5Tget_super(type);
         assert_int_equal(H5Tget_size(number), wide ? 4 : 2);
