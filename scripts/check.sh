@@ -80,4 +80,16 @@ for check in tests/*/check_*.py; do
     fi
 done
 
+# HuggingFace's tokenizers, newer than the transformers above allow, beside berth tokenize
+if [ ! -d build/tokenizers/tokenizers ]; then
+    python3 -m pip --version >/dev/null 2>&1 && pip="python3 -m pip" || pip=build/venv/bin/pip
+    $pip install -q --no-deps --target build/tokenizers tokenizers==0.23.1 >build/step.log 2>&1 || tail -n 5 build/step.log
+fi
+if [ -d build/tokenizers/tokenizers ]; then
+    step "tests/reference/tokenizer_parity.py" env PYTHONPATH=build/tokenizers \
+        python3 tests/reference/tokenizer_parity.py build/berth README.md docs/data.md
+else
+    skip "tests/reference/tokenizer_parity.py: tokenizers could not be installed"
+fi
+
 awk '{ p += $1; f += $2; s += $3 } END { printf "%d passed, %d failed, %d skipped\n", p, f, s; exit f > 0 || p == 0 }' $counts

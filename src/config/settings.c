@@ -162,7 +162,8 @@ static status check_schedule(struct settings *settings) {
 static status finish(struct settings *settings) {
     TRY(check_model(settings));
     TRY(check_schedule(settings));
-    if (settings->train.micro_batch > settings->train.global_batch) { /* it is a maximum */
+    if (!settings->train.batch_tokens &&
+        settings->train.micro_batch > settings->train.global_batch) { /* it is a maximum */
         settings->train.micro_batch = settings->train.global_batch;
         settings->origin[SETTING_train_micro_batch] = "as train.global_batch";
     }

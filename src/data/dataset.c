@@ -79,6 +79,35 @@ static status add_path(struct dataset *dataset, const char *path) {
     return file_exists(path) ? add_file(dataset, path) : add_glob(dataset, path);
 }
 
+/* Cuts ":WEIGHT" off an item, unless all of it is a path. False if none stands there. */
+static bool split_weight(char *item, double *weight) {
+    char *colon = strrchr(item, ':'), *end;
+    if (!colon || file_exists(item) || folder_exists(item))
+        return false;
+    *weight = strtod(colon + 1, &end);
+    if (end == colon + 1 || *end)
+        return false;
+    *colon = 0;
+    return true;
+}
+
+static status add_item(struct dataset *dataset, char *item) {
+    double weight = 0;
+    int64_t first = dataset->count;
+    bool weighted = split_weight(item, &weight);
+    if (first > 0 && weighted != (dataset->source_count > 0))
+        return bad_input("'%s': either every item of the list has a weight (a/:0.7,b/:0.3), or none", item);
+    if (weighted && !(weight > 0 && weight < 1e9))
+        return bad_input("'%s': the weight is %g, expected more than 0", item, weight);
+    TRY(add_path(dataset, item));
+    if (weighted && dataset->count > first) {
+        GROW(dataset->sources, dataset->source_count, dataset->source_capacity);
+        dataset->sources[dataset->source_count++] =
+            (struct source){xstrdup(item), weight, first, dataset->count - first};
+    }
+    return OK;
+}
+
 static status add_list(struct dataset *dataset, const char *paths) {
     char *copy = xstrdup(paths), *rest = copy;
     status code = OK;
@@ -89,9 +118,14 @@ static status add_list(struct dataset *dataset, const char *paths) {
         while (length && path[length - 1] == ' ')
             path[--length] = 0;
         if (length)
-            code = add_path(dataset, path);
+            code = add_item(dataset, path);
     }
     free(copy);
+    double sum = 0;
+    for (int64_t i = 0; i < dataset->source_count; i++)
+        sum += dataset->sources[i].share;
+    for (int64_t i = 0; i < dataset->source_count; i++)
+        dataset->sources[i].share /= sum;
     return code;
 }
 
@@ -125,6 +159,8 @@ status dataset_open(const char *setting, const char *paths, bool skip_bad, struc
     status code = add_list(dataset, paths);
     if (code == OK && dataset->count == 0)
         code = bad_input("'%s' names no shards, expected a file, a folder, a pattern or a list of these", paths);
+    if (code == OK && dataset->source_count && strcmp(setting, "data.train") != 0)
+        code = bad_input("'%s': weights are for data.train", paths);
     if (code != OK) {
         dataset_free(dataset);
         *out = NULL;
@@ -140,6 +176,9 @@ void dataset_free(struct dataset *dataset) {
         return;
     for (int64_t i = 0; i < dataset->count; i++)
         shard_free(&dataset->shards[i]);
+    for (int64_t i = 0; i < dataset->source_count; i++)
+        free(dataset->sources[i].name);
+    free(dataset->sources);
     free(dataset->shards);
     free(dataset);
 }
@@ -148,6 +187,11 @@ int64_t dataset_rows(const struct dataset *dataset) { return dataset->rows; }
 int64_t dataset_files(const struct dataset *dataset) { return dataset->count; }
 int64_t dataset_seq_len(const struct dataset *dataset) { return dataset->seq_len; }
 int64_t dataset_max_predictions(const struct dataset *dataset) { return dataset->max_predictions; }
+
+void dataset_describe_sources(const struct dataset *dataset, struct text *out) {
+    for (int64_t i = 0; i < dataset->source_count; i++)
+        text_printf(out, "%s%.4g %% %s", i ? ", " : "", 100 * dataset->sources[i].share, dataset->sources[i].name);
+}
 
 status dataset_check_vocab(const struct dataset *dataset, int64_t entries, int64_t vocab_size) {
     for (int64_t i = 0; i < dataset->count; i++) {
@@ -164,23 +208,43 @@ status dataset_check_vocab(const struct dataset *dataset, int64_t entries, int64
 
 /* --- the manifest --- */
 
+/* The share of the source that shard i belongs to; 0 where there are no weights. */
+static double share_of(const struct dataset *dataset, int64_t shard) {
+    for (int64_t i = 0; i < dataset->source_count; i++)
+        if (shard < dataset->sources[i].first + dataset->sources[i].count)
+            return dataset->sources[i].share;
+    return 0;
+}
+
 void dataset_manifest(const struct dataset *dataset, struct text *out) {
     text_add(out, "[");
     for (int64_t i = 0; i < dataset->count; i++) {
         const struct shard *shard = &dataset->shards[i];
         text_add(out, i ? ", {\"name\": " : "{\"name\": ");
         json_add_string(out, path_name(shard->path));
-        text_printf(out, ", \"bytes\": %lld, \"rows\": %lld}", (long long)shard->bytes, (long long)shard->rows);
+        text_printf(out, ", \"bytes\": %lld, \"rows\": %lld", (long long)shard->bytes, (long long)shard->rows);
+        if (dataset->source_count) {
+            text_add(out, ", \"share\": ");
+            json_add_double(out, share_of(dataset, i));
+        }
+        text_add(out, "}");
     }
     text_add(out, "]");
 }
 
-static status compare_entry(const struct shard *shard, const json *entry, int64_t number) {
+static status compare_entry(const struct dataset *dataset, const json *entry, int64_t number) {
+    const struct shard *shard = &dataset->shards[number];
     const char *name;
     int64_t bytes, rows;
+    double share = 0, share_now = share_of(dataset, number);
     TRY(json_get_string("manifest", entry, "name", &name));
     TRY(json_get_int("manifest", entry, "bytes", &bytes));
     TRY(json_get_int("manifest", entry, "rows", &rows));
+    if (json_get(entry, "share"))
+        TRY(json_get_double("manifest", entry, "share", &share));
+    if (share != share_now)
+        return bad_input("shard %lld, %s, belonged to a source with a share of %.4g, now %.4g (0: no weights)",
+                         (long long)number + 1, path_name(shard->path), share, share_now);
     if (strcmp(name, path_name(shard->path)) == 0 && bytes == shard->bytes && rows == shard->rows)
         return OK;
     return bad_input("shard %lld was %s (%lld bytes, %lld rows), now %s (%lld bytes, %lld rows)", (long long)number + 1,
@@ -196,7 +260,7 @@ status dataset_compare(const struct dataset *dataset, const char *manifest) {
         code = bad_input("there were %lld shards, now %lld", (long long)json_count(root), (long long)dataset->count);
     int64_t i = 0;
     for (const json *entry = json_first(root); entry && code == OK; entry = json_next(entry), i++)
-        code = compare_entry(&dataset->shards[i], entry, i);
+        code = compare_entry(dataset, entry, i);
     json_free(root);
     return code;
 }

@@ -29,11 +29,16 @@ struct entry {
     bool end; /* the pass was over before it */
 };
 
+/* What a sampler's slot holds, for blocks of this rank. */
+struct held {
+    struct block block;
+    bool loaded, left_out; /* left_out: broken, and that is not to stop the run */
+};
+
 struct reader {
     struct reader_options options;
-    struct sampler sampler;
-    struct block blocks[WINDOW];           /* what the sampler's slots hold, for blocks of this rank */
-    bool loaded[WINDOW], left_out[WINDOW]; /* left_out: broken, and that is not to stop the run */
+    struct mixture mixture;
+    struct held *held; /* [sources · WINDOW] */
     struct masking_scratch scratch;
     int64_t number; /* sequence number of the next sample */
     struct entry *ring;
@@ -78,10 +83,18 @@ static void grow_masks(struct entry *entry, int64_t need) {
 }
 
 /* Batches point into arrays that move while they grow: until `finish`, only counts are kept in them. */
-static struct batch *batch_to_fill(struct reader *reader, struct entry *entry) {
+static bool has_room(const struct reader_options *options, const struct batch *batch, int64_t tokens, int64_t masked) {
+    return batch->sequences < options->micro_batch &&
+           (!options->micro_tokens || batch->tokens + tokens <= options->micro_tokens) &&
+           (!options->micro_masked || batch->masked + masked <= options->micro_masked);
+}
+
+/* For a sequence of so many tokens and at most so many masks. */
+static struct batch *batch_to_fill(struct reader *reader, struct entry *entry, int64_t tokens, int64_t masked) {
     struct step_data *data = &entry->data;
-    if (data->micro_batches > 0 && entry->batches[data->micro_batches - 1].sequences < reader->options.micro_batch)
-        return &entry->batches[data->micro_batches - 1];
+    struct batch *last = data->micro_batches ? &entry->batches[data->micro_batches - 1] : NULL;
+    if (last && has_room(&reader->options, last, tokens, masked))
+        return last;
     GROW(entry->batches, data->micro_batches, entry->batch_capacity);
     entry->batches[data->micro_batches] = (struct batch){0};
     return &entry->batches[data->micro_batches++];
@@ -89,14 +102,16 @@ static struct batch *batch_to_fill(struct reader *reader, struct entry *entry) {
 
 /* Puts the sample's own ids back where the stored masks are, and masks it as its epoch wants. Room for its masks is
  * there. Returns how many it has now. */
-static int64_t mask_anew(struct reader *reader, struct entry *entry, int64_t sample, int64_t masks, int64_t length) {
+static int64_t mask_anew(struct reader *reader, struct entry *entry, const struct draw *draw, int64_t masks,
+                         int64_t length) {
     const struct step_data *data = &entry->data;
+    const struct sampler *sampler = &reader->mixture.samplers[draw->source];
     int32_t *ids = entry->ids + data->tokens, *rows = entry->rows + data->masked,
             *labels = entry->labels + data->masked;
     for (int64_t i = 0; i < masks; i++)
         ids[rows[i]] = labels[i];
     struct random_stream random =
-        random_open(reader->sampler.seed, RANDOM_MASKING, ((uint64_t)reader->sampler.epoch << 40) + (uint64_t)sample);
+        random_open(sampler->seed, RANDOM_MASKING, ((uint64_t)sampler->epoch << 40) + (uint64_t)draw->sample);
     return masking_apply(reader->options.masking, &random, &reader->scratch, INT64_MAX, length, ids, rows, labels);
 }
 
@@ -104,13 +119,14 @@ static void add_sample(struct reader *reader, struct entry *entry, const struct 
     const struct masking *masking = reader->options.masking;
     struct step_data *data = &entry->data;
     int64_t row = draw->row;
-    struct batch *batch = batch_to_fill(reader, entry);
     int64_t from = block->token_starts[row], length = block->token_starts[row + 1] - from;
     int64_t mask = block->mask_starts[row], masks = block->mask_starts[row + 1] - mask;
     grow_sequences(entry, data->sequences + 1);
     grow_tokens(entry, data->tokens + length);
     int64_t most = masking ? masking_most(masking, length) : 0;
-    grow_masks(entry, data->masked + (masks > most ? masks : most));
+    most = masks > most ? masks : most;
+    grow_masks(entry, data->masked + most);
+    struct batch *batch = batch_to_fill(reader, entry, length, most);
     for (int64_t i = 0; i < length; i++) {
         uint32_t token = number_at(&block->tokens, from + i);
         entry->ids[data->tokens + i] = (int32_t)(token >> 1);
@@ -122,7 +138,7 @@ static void add_sample(struct reader *reader, struct entry *entry, const struct 
         entry->labels[data->masked + i] = (int32_t)number_at(&block->labels, mask + i);
     }
     if (masking)
-        masks = mask_anew(reader, entry, draw->sample, masks, length);
+        masks = mask_anew(reader, entry, draw, masks, length);
     for (int64_t i = 0; i < masks; i++) /* positions become rows of the batch */
         entry->rows[data->masked + i] += (int32_t)batch->tokens;
     /* each batch has one start more than sequences */
@@ -139,40 +155,36 @@ static void add_sample(struct reader *reader, struct entry *entry, const struct 
     data->masked += masks;
 }
 
-/* The block behind a slot, loaded at its first sample. */
-static status load(struct reader *reader, int number) {
-    const struct slot *slot = &reader->sampler.slots[number];
+static const struct slot *slot_of(const struct reader *reader, const struct draw *draw) {
+    return &reader->mixture.samplers[draw->source].slots[draw->slot];
+}
+
+static struct held *held_of(const struct reader *reader, const struct draw *draw) {
+    return &reader->held[draw->source * WINDOW + draw->slot];
+}
+
+static void unload(struct held *held) {
+    if (held->loaded)
+        block_free(&held->block);
+    held->loaded = held->left_out = false;
+}
+
+/* The block behind a draw's slot, loaded at its first sample. */
+static status load(struct reader *reader, const struct draw *draw) {
+    const struct slot *slot = slot_of(reader, draw);
     const struct reader_options *options = &reader->options;
     struct shard_limits limits = {options->vocab_size, options->seq_len, options->max_predictions};
-    if (reader->loaded[number])
-        block_free(&reader->blocks[number]);
-    reader->loaded[number] = reader->left_out[number] = false;
-    const struct dataset *dataset = reader->sampler.dataset;
-    status code = shard_read(&dataset->shards[slot->file], &slot->extent, &limits, &reader->blocks[number]);
-    if (code == BAD_INPUT && dataset->skip_bad) {
+    struct held *held = held_of(reader, draw);
+    unload(held);
+    const struct dataset *view = &reader->mixture.views[draw->source];
+    status code = shard_read(&view->shards[slot->file], &slot->extent, &limits, &held->block);
+    if (code == BAD_INPUT && reader->mixture.dataset->skip_bad) {
         log_warn("%lld sequences left out: %s", (long long)slot->extent.sequences, status_message());
-        reader->left_out[number] = true;
+        held->left_out = true;
         return OK;
     }
-    reader->loaded[number] = code == OK;
+    held->loaded = code == OK;
     return code;
-}
-
-static void unload_all(struct reader *reader) {
-    for (int s = 0; s < WINDOW; s++) {
-        if (reader->loaded[s])
-            block_free(&reader->blocks[s]);
-        reader->loaded[s] = reader->left_out[s] = false;
-    }
-}
-
-static bool next_draw(struct reader *reader, struct draw *draw) {
-    if (sampler_draw(&reader->sampler, draw))
-        return true;
-    if (!reader->options.endless)
-        return false;
-    sampler_seek(&reader->sampler, reader->sampler.epoch + 1, 0);
-    return sampler_draw(&reader->sampler, draw);
 }
 
 static bool is_closing(struct reader *reader) {
@@ -185,25 +197,30 @@ static bool is_closing(struct reader *reader) {
 static status fill(struct reader *reader, struct entry *entry) {
     const struct reader_options *options = &reader->options;
     struct draw draw;
-    int64_t drawn = 0, left_out = 0;
+    int64_t drawn = 0, left_out = 0, tokens = 0;
+    int64_t most = options->batch_tokens ? options->batch_tokens : options->global_batch; /* a sequence has a token */
     entry->data = (struct step_data){0};
-    for (; drawn < options->global_batch && next_draw(reader, &draw); drawn++, reader->number++) {
-        if (reader->sampler.slots[draw.slot].place % options->ranks != options->rank)
+    for (; drawn < most && tokens < most && mixture_draw(&reader->mixture, &draw); drawn++, reader->number++) {
+        bool own = slot_of(reader, &draw)->place % options->ranks == options->rank;
+        if (!own && !options->batch_tokens)
             continue;
-        if (draw.fresh || !(reader->loaded[draw.slot] || reader->left_out[draw.slot])) {
+        struct held *held = held_of(reader, &draw);
+        if (draw.fresh || !(held->loaded || held->left_out)) {
             if (is_closing(reader)) /* a step may need the blocks of a whole window: do not keep reader_close waiting */
                 return stopped("the reader was closed");
-            TRY(load(reader, draw.slot));
+            TRY(load(reader, &draw));
         }
-        left_out += reader->left_out[draw.slot];
-        if (reader->loaded[draw.slot])
-            add_sample(reader, entry, &reader->blocks[draw.slot], &draw);
+        left_out += held->left_out;
+        if (held->loaded && own)
+            add_sample(reader, entry, &held->block, &draw);
+        if (held->loaded && options->batch_tokens)
+            tokens += held->block.token_starts[draw.row + 1] - held->block.token_starts[draw.row];
     }
     if (left_out > 0 && left_out == drawn)
         return bad_input("all %lld sequences of a step lie in broken shards", (long long)drawn);
     entry->end = drawn == 0;
-    entry->epoch = entry->data.epoch = reader->sampler.epoch;
-    entry->consumed = reader->sampler.consumed;
+    mixture_place(&reader->mixture, &entry->epoch, &entry->consumed);
+    entry->data.epoch = entry->epoch;
     entry->data.consumed = reader->number;
     return OK;
 }
@@ -270,8 +287,9 @@ status reader_open(const struct dataset *dataset, const struct reader_options *o
                               .epoch = options->start_epoch,
                               .consumed = options->start_consumed};
     reader->ring = xcalloc((size_t)options->ring + 1, sizeof *reader->ring);
-    sampler_open(&reader->sampler, dataset, options->seed, options->shuffle);
-    sampler_seek(&reader->sampler, options->start_epoch, options->start_consumed);
+    mixture_open(&reader->mixture, dataset, options->seed, options->shuffle, options->endless);
+    mixture_seek(&reader->mixture, options->start_epoch, options->start_consumed);
+    reader->held = xcalloc((size_t)reader->mixture.count * WINDOW, sizeof *reader->held);
     pthread_mutex_init(&reader->lock, NULL);
     pthread_cond_init(&reader->changed, NULL);
     *out = reader;
@@ -327,12 +345,14 @@ void reader_close(struct reader *reader) {
     pthread_mutex_unlock(&reader->lock);
     if (started)
         pthread_join(reader->thread, NULL);
-    unload_all(reader);
+    for (int i = 0; i < reader->mixture.count * WINDOW; i++)
+        unload(&reader->held[i]);
+    free(reader->held);
     for (int i = 0; i <= reader->options.ring; i++)
         free_entry(&reader->ring[i]);
     free(reader->ring);
     masking_scratch_free(&reader->scratch);
-    sampler_close(&reader->sampler);
+    mixture_close(&reader->mixture);
     pthread_mutex_destroy(&reader->lock);
     pthread_cond_destroy(&reader->changed);
     free(reader);

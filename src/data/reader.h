@@ -1,10 +1,11 @@
 /* Shards in, batches out.
  *
  * A data set is the checked list of shard files behind a setting like data.train: a file, a folder, a glob or a
- * comma-separated list of these. A shard has NVIDIA's datasets in integers of any size: padded rows (input_mask may be
- * missing), variable-length rows, or packed rows, whose sequences come out one by one. A reader walks the sequences in
- * the order fixed by (seed, epoch, list of shards) and fills a ring of steps ahead of the trainer from one thread,
- * which alone calls HDF5. */
+ * comma-separated list of these; with weights behind the items of the list (a/:0.7,b/:0.3), samples are drawn from
+ * each in just these shares, and each goes through epochs of its own. A shard has NVIDIA's datasets in integers of any
+ * size: padded rows (input_mask may be missing), variable-length rows, or packed rows, whose sequences come out one by
+ * one. A reader walks the sequences in the order fixed by (seed, epoch, list of shards) and fills a ring of steps ahead
+ * of the trainer from one thread, which alone calls HDF5. */
 #ifndef BERTH_DATA_READER_H
 #define BERTH_DATA_READER_H
 
@@ -26,8 +27,9 @@ status dataset_open(const char *setting, const char *paths, bool skip_bad, struc
 void dataset_free(struct dataset *dataset);
 int64_t dataset_rows(const struct dataset *dataset);
 int64_t dataset_files(const struct dataset *dataset);
-int64_t dataset_seq_len(const struct dataset *dataset);         /* the largest S of its shards */
-int64_t dataset_max_predictions(const struct dataset *dataset); /* the largest P of its shards */
+int64_t dataset_seq_len(const struct dataset *dataset);                         /* the largest S of its shards */
+int64_t dataset_max_predictions(const struct dataset *dataset);                 /* the largest P of its shards */
+void dataset_describe_sources(const struct dataset *dataset, struct text *out); /* "70 % a/, 30 % b/"; or nothing */
 /* BAD_INPUT names the first shard that was made with a vocabulary of other than `entries` (0: unknown), or one larger
  * than the model's `vocab_size`. Foreign shards do not tell: their ids are checked as they are read. */
 status dataset_check_vocab(const struct dataset *dataset, int64_t entries, int64_t vocab_size);
@@ -40,9 +42,12 @@ status dataset_compare(const struct dataset *dataset, const char *manifest);
 struct reader_options {
     uint64_t seed;
     bool shuffle;         /* false: file order, row order (evaluation) */
-    bool endless;         /* true: epoch after epoch; false: one pass, whose last step may be short */
+    bool endless;         /* true: epoch after epoch, by weight; false: one pass, whose last step may be short */
     int64_t global_batch; /* sequences a step, all ranks together */
+    int64_t batch_tokens; /* > 0: instead, a step ends with the sequence with which it holds so many tokens; every rank
+                             reads all sequences then, to count them */
     int64_t micro_batch;  /* sequences a micro-batch, at most, of this rank */
+    int64_t micro_tokens, micro_masked; /* tokens and masked tokens of it, at most; 0: any number */
     int rank, ranks;
     int64_t vocab_size; /* ids must lie below */
     int64_t seq_len;    /* longest sequence the model was planned for: a longer one is an error that names its row */

@@ -1,5 +1,6 @@
 #include "data/sampler.h"
 
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -154,4 +155,82 @@ bool sampler_draw(struct sampler *sampler, struct draw *out) {
     sampler->consumed++;
     sampler->turn = (sampler->turn + 1) % sampler->window;
     return true;
+}
+
+/* --- several sources --- */
+
+void mixture_open(struct mixture *mixture, const struct dataset *dataset, uint64_t seed, bool shuffle, bool endless) {
+    int64_t count = endless && dataset->source_count ? dataset->source_count : 1;
+    *mixture = (struct mixture){.dataset = dataset, .count = (int)count, .endless = endless};
+    mixture->views = xcalloc((size_t)count, sizeof *mixture->views);
+    mixture->samplers = xcalloc((size_t)count, sizeof *mixture->samplers);
+    mixture->shares = xcalloc((size_t)count, sizeof *mixture->shares);
+    mixture->drawn = xcalloc((size_t)count, sizeof *mixture->drawn);
+    for (int s = 0; s < count; s++) {
+        struct source all = {NULL, 1, 0, dataset->count};
+        const struct source *source = count > 1 ? &dataset->sources[s] : &all;
+        struct dataset *view = &mixture->views[s];
+        *view = (struct dataset){.shards = dataset->shards + source->first, .count = source->count};
+        for (int64_t i = 0; i < view->count; i++)
+            view->rows += view->shards[i].rows;
+        mixture->shares[s] = source->share;
+        sampler_open(&mixture->samplers[s], view, seed, shuffle);
+    }
+}
+
+void mixture_close(struct mixture *mixture) {
+    for (int s = 0; s < mixture->count; s++)
+        sampler_close(&mixture->samplers[s]);
+    free(mixture->samplers);
+    free(mixture->views);
+    free(mixture->shares);
+    free(mixture->drawn);
+}
+
+/* The source of the next sample, which counts as drawn from now on. */
+static int next_source(struct mixture *mixture) {
+    int next = 0;
+    double most = -INFINITY;
+    mixture->total++;
+    for (int s = 0; s < mixture->count; s++) {
+        double lag = mixture->shares[s] * (double)mixture->total - (double)mixture->drawn[s];
+        if (lag > most) {
+            most = lag;
+            next = s;
+        }
+    }
+    mixture->drawn[next]++;
+    return next;
+}
+
+void mixture_seek(struct mixture *mixture, int64_t epoch, int64_t consumed) {
+    if (mixture->count == 1) {
+        sampler_seek(&mixture->samplers[0], epoch, consumed);
+        return;
+    }
+    mixture->total = 0;
+    memset(mixture->drawn, 0, (size_t)mixture->count * sizeof *mixture->drawn);
+    for (int64_t n = epoch * mixture->dataset->rows + consumed; n > 0; n--)
+        next_source(mixture);
+    for (int s = 0; s < mixture->count; s++)
+        sampler_seek(&mixture->samplers[s], mixture->drawn[s] / mixture->views[s].rows,
+                     mixture->drawn[s] % mixture->views[s].rows);
+}
+
+void mixture_place(const struct mixture *mixture, int64_t *epoch, int64_t *consumed) {
+    bool one = mixture->count == 1;
+    *epoch = one ? mixture->samplers[0].epoch : mixture->total / mixture->dataset->rows;
+    *consumed = one ? mixture->samplers[0].consumed : mixture->total % mixture->dataset->rows;
+}
+
+bool mixture_draw(struct mixture *mixture, struct draw *out) {
+    int source = mixture->count == 1 ? 0 : next_source(mixture);
+    struct sampler *sampler = &mixture->samplers[source];
+    bool drawn = sampler_draw(sampler, out);
+    if (!drawn && mixture->endless) {
+        sampler_seek(sampler, sampler->epoch + 1, 0);
+        drawn = sampler_draw(sampler, out);
+    }
+    out->source = source;
+    return drawn;
 }

@@ -36,6 +36,7 @@ struct sampler {
 /* One sample: the slot it comes from, and which of its block's sequences, and of all. `fresh`: the slot's block is
  * newly opened. */
 struct draw {
+    int source; /* of the mixture's samplers; 0 from a sampler */
     int slot;
     int64_t row, sample;
     bool fresh;
@@ -47,5 +48,26 @@ void sampler_close(struct sampler *sampler);
 void sampler_seek(struct sampler *sampler, int64_t epoch, int64_t consumed);
 /* False at the end of the epoch. */
 bool sampler_draw(struct sampler *sampler, struct draw *out);
+
+/* The samplers of sources with weights. Of the first n samples, source s gives n · share to within one or so: sample n
+ * comes from the source that lags most behind its share. Each source goes through epochs of its own. An epoch of the
+ * mixture is as many samples as the data set holds. Without weights, or in file order, all shards are one source. */
+struct mixture {
+    const struct dataset *dataset;
+    struct dataset *views;    /* [count] the shards of a source */
+    struct sampler *samplers; /* [count] */
+    double *shares;           /* [count] */
+    int64_t *drawn;           /* [count] since epoch 0 */
+    int count;
+    bool endless;
+    int64_t total; /* drawn from all */
+};
+
+void mixture_open(struct mixture *mixture, const struct dataset *dataset, uint64_t seed, bool shuffle, bool endless);
+void mixture_close(struct mixture *mixture);
+void mixture_seek(struct mixture *mixture, int64_t epoch, int64_t consumed);
+void mixture_place(const struct mixture *mixture, int64_t *epoch, int64_t *consumed); /* behind the last draw */
+/* False at the end of a pass that is not endless. */
+bool mixture_draw(struct mixture *mixture, struct draw *out);
 
 #endif

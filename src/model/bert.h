@@ -16,6 +16,7 @@ struct bert_config {
 /* The largest micro-batch that the graph is planned for. */
 struct bert_shape {
     int64_t sequences, seq_len, max_predictions;
+    int64_t short_sequences; /* the same tokens and masks may stand in so many shorter sequences; 0: `sequences` */
 };
 
 /* Tensors that the trainer feeds and reads. */

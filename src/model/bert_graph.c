@@ -450,7 +450,8 @@ static struct sizes capacity_of(const struct bert_config *config, const struct b
     struct sizes sizes = {0};
     sizes_set_ragged(&sizes, DIM_T, shape->sequences * shape->seq_len);
     sizes_set_ragged(&sizes, DIM_M, shape->sequences * shape->max_predictions);
-    sizes_set_ragged(&sizes, DIM_B, shape->sequences);
+    sizes_set_ragged(&sizes, DIM_B,
+                     shape->short_sequences > shape->sequences ? shape->short_sequences : shape->sequences);
     sizes_set_ragged(&sizes, DIM_E, shape->sequences * shape->seq_len * shape->seq_len);
     sizes_set(&sizes, DIM_I, config->hidden_size);
     sizes_set(&sizes, DIM_U, config->intermediate_size);

@@ -122,24 +122,26 @@ static status note_step(struct loop *loop, const struct step_data *data, const s
         result->flop / seconds > training->peak_flops)
         training->peak_flops = result->flop / seconds;
     double peak = training->peak_flops;
-    struct metrics_step line = {.step = result->step,
-                                .loss = result->loss,
-                                .mlm_loss = result->mlm_loss,
-                                .nsp_loss = result->nsp_loss,
-                                .mlm_accuracy = result->mlm_accuracy,
-                                .lr = training->lr_table[result->step - 1],
-                                .grad_norm = result->grad_norm,
-                                .epoch = data->epoch,
-                                .skipped = result->skipped_steps,
-                                .sequences = result->sequences,
-                                .tokens = result->tokens,
-                                .masked_tokens = result->masked,
-                                .sequences_per_s = (double)result->sequences / seconds,
-                                .tokens_per_s = (double)result->tokens / seconds,
-                                .mfu = peak > 0 ? result->flop / seconds / peak : NAN,
-                                .waited_share = data->waited / seconds,
-                                .elapsed = elapsed(loop),
-                                .time = clock_unix()};
+    struct metrics_step line = {
+        .step = result->step,
+        .loss = result->loss,
+        .mlm_loss = result->mlm_loss,
+        .nsp_loss = result->nsp_loss,
+        .mlm_accuracy = result->mlm_accuracy,
+        .lr = training->lr_table[result->step - 1],
+        .grad_norm = result->grad_norm,
+        .epoch = data->epoch,
+        .skipped = result->skipped_steps,
+        .sequences = result->sequences,
+        .tokens = result->tokens,
+        .masked_tokens = result->masked,
+        .sequences_per_s = (double)result->sequences / seconds,
+        .tokens_per_s = (double)result->tokens / seconds,
+        .padded_tokens_per_s = (double)(result->sequences * dataset_seq_len(training->train_data)) / seconds,
+        .mfu = peak > 0 ? result->flop / seconds / peak : NAN,
+        .waited_share = data->waited / seconds,
+        .elapsed = elapsed(loop),
+        .time = clock_unix()};
     progress_update(&loop->progress, &line, seconds);
     return metrics_add_step(&training->metrics, &line);
 }

@@ -74,6 +74,7 @@ status metrics_add_step(struct metrics *metrics, const struct metrics_step *step
     add_int(&line, "masked_tokens", step->masked_tokens);
     add_real(&line, "sequences_per_s", step->sequences_per_s);
     add_real(&line, "tokens_per_s", step->tokens_per_s);
+    add_real(&line, "padded_tokens_per_s", step->padded_tokens_per_s);
     add_real(&line, "mfu", step->mfu);
     add_real(&line, "waited_share", step->waited_share);
     add_real(&line, "elapsed", step->elapsed);

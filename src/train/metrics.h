@@ -19,10 +19,11 @@ struct metrics_step {
     int64_t skipped;                          /* so far */
     int64_t sequences, tokens, masked_tokens; /* of this step, all ranks, real ones (nothing is padding) */
     double sequences_per_s, tokens_per_s;
-    double mfu;          /* model flop utilization, 0..1 */
-    double waited_share; /* share of the step spent waiting for data */
-    double elapsed;      /* seconds of training so far, over all processes of the run */
-    double time;         /* clock_unix() */
+    double padded_tokens_per_s; /* as if every sequence were padded to the shards' length, as others count */
+    double mfu;                 /* model flop utilization, 0..1 */
+    double waited_share;        /* share of the step spent waiting for data */
+    double elapsed;             /* seconds of training so far, over all processes of the run */
+    double time;                /* clock_unix() */
 };
 
 /* An evaluation on held-out data after `step`. NAN: no entry. */

@@ -12,6 +12,8 @@
 #include "kernels/cpu/cpu.h"
 #include "optim/schedule.h"
 
+enum { SHORT_SEQUENCE = 16 }; /* tokens: batches filled by tokens hold no more sequences than of this length */
+
 /* --- from settings to the structs of the folders below --- */
 
 static enum activation activation_of(const struct settings *settings) {
@@ -211,12 +213,15 @@ static status make_shape(const struct training *training, const struct bert_conf
     if (length > config->max_position_embeddings)
         return bad_input("the shards hold sequences of up to %lld tokens, but model.max_position_embeddings = %lld",
                          (long long)length, (long long)config->max_position_embeddings);
-    int64_t most = settings->train.micro_batch < settings->train.global_batch ? settings->train.micro_batch
-                                                                              : settings->train.global_batch;
+    int64_t step =
+        settings->train.batch_tokens ? settings->train.batch_tokens / length + 2 : settings->train.global_batch;
+    int64_t most = settings->train.micro_batch < step ? settings->train.micro_batch : step;
     if (training->masking)
         masks = larger(masks, masking_most(training->masking, length));
     *shape = (struct bert_shape){
         .sequences = most, .seq_len = larger(length, settings->data.seq_len), .max_predictions = masks};
+    if (settings->train.batch_tokens)
+        shape->short_sequences = most * larger(1, shape->seq_len / SHORT_SEQUENCE);
     return OK;
 }
 
@@ -312,13 +317,14 @@ static status make_lr_table(struct training *training) {
     return exec_upload(training->network.exec, training->network.optim.lr_table, training->lr_table, steps);
 }
 
-static status open_reader(struct training *training) {
+static status open_reader(struct training *training, const struct bert_shape *shape) {
     const struct settings *settings = training->settings;
     const struct network *network = &training->network;
     struct reader_options options = {.seed = (uint64_t)settings->train.seed,
                                      .shuffle = true,
                                      .endless = true,
                                      .global_batch = settings->train.global_batch,
+                                     .batch_tokens = settings->train.batch_tokens,
                                      .micro_batch = settings->train.micro_batch,
                                      .rank = network->comm->rank,
                                      .ranks = network->comm->ranks,
@@ -332,6 +338,11 @@ static status open_reader(struct training *training) {
                                      .ring = (int)settings->data.read_ahead};
     if (training->masking) /* it knows the entries of the vocabulary, not the embedding's extra rows */
         options.vocab_size = vocab_size(training->tokenizer->vocab);
+    if (options.batch_tokens) {
+        options.micro_batch = shape->short_sequences;
+        options.micro_tokens = shape->sequences * shape->seq_len;
+        options.micro_masked = shape->sequences * shape->max_predictions;
+    }
     return reader_open(training->train_data, &options, &training->reader);
 }
 
@@ -364,6 +375,11 @@ static void describe(const struct training *training) {
     log_info("data    %lld sequences of up to %lld tokens in %lld shards",
              (long long)dataset_rows(training->train_data), (long long)dataset_seq_len(training->train_data),
              (long long)dataset_files(training->train_data));
+    struct text sources = {0};
+    dataset_describe_sources(training->train_data, &sources);
+    if (sources.length)
+        log_info("shares  %s", sources.data);
+    text_free(&sources);
     log_info("run     %s", training->run.path);
 }
 
@@ -397,7 +413,7 @@ static status open_all(struct training *training, struct settings *settings) {
     TRY(open_network(training, &config, &shape));
     TRY(training->run.resume ? load_resumed(training) : load_initial(training));
     TRY(make_lr_table(training));
-    TRY(open_reader(training));
+    TRY(open_reader(training, &shape));
     TRY(open_run_files(training));
     describe(training);
     return OK;

@@ -322,8 +322,45 @@ static void test_manifest(void **state) {
         free(all[i]);
 }
 
+static void test_weights(void **state) {
+    (void)state;
+    struct dataset *dataset, *other;
+    struct text manifest = {0}, sources = {0};
+    char *a = write_values("w_a.hdf5", make_values(0, 30)), *b = write_values("w_b:2.hdf5", make_values(1, 40));
+    char *list = xasprintf("%s:3, %s:1", a, b), *changed = xasprintf("%s:3,%s:2", a, b),
+         *none = xasprintf("%s,%s", a, b), *mixed = xasprintf("%s:3,%s", a, b), *zero = xasprintf("%s:0", a),
+         *odd = xasprintf("%s:3x", a);
+    assert_int_equal(dataset_open("data.train", list, false, &dataset), OK);
+    assert_int_equal(dataset_rows(dataset), 70);
+    dataset_describe_sources(dataset, &sources);
+    assert_non_null(strstr(sources.data, "75 % "));
+    assert_non_null(strstr(sources.data, "25 % "));
+    dataset_manifest(dataset, &manifest);
+    assert_int_equal(dataset_compare(dataset, manifest.data), OK);
+    assert_int_equal(dataset_open("data.train", changed, false, &other), OK);
+    EXPECT(dataset_compare(other, manifest.data), "shard 1, w_a.hdf5", "share of 0.75, now 0.6");
+    dataset_free(other);
+    assert_int_equal(dataset_open("data.train", none, false, &other), OK); /* a colon may be part of a name */
+    EXPECT(dataset_compare(other, manifest.data), "share of 0.75, now 0 ");
+    dataset_free(other);
+    EXPECT(dataset_open("data.train", mixed, false, &other), "w_b:2.hdf5", "every item");
+    EXPECT(dataset_open("data.train", zero, false, &other), "the weight is 0");
+    EXPECT(dataset_open("data.train", odd, false, &other), "w_a.hdf5:3x", "no such file");
+    EXPECT(dataset_open("data.eval", list, false, &other), "data.eval", "weights are for data.train");
+    text_free(&sources);
+    text_free(&manifest);
+    dataset_free(dataset);
+    char *all[] = {a, b, list, changed, none, mixed, zero, odd};
+    for (int i = 0; i < 8; i++) {
+        if (i < 2)
+            unlink(all[i]);
+        free(all[i]);
+    }
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_weights),
         cmocka_unit_test(test_bad_files),
         cmocka_unit_test(test_bad_values),
         cmocka_unit_test(test_an_error_comes_at_its_step),

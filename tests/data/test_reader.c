@@ -369,6 +369,52 @@ static void test_closing_early(void **state) {
     dataset_free(dataset);
 }
 
+/* Steps and micro-batches filled by tokens: as few steps as that takes, the same stream for any number of ranks. */
+static void test_batches_by_tokens(void **state) {
+    (void)state;
+    enum { STEPS = 40, TOKENS = 700, MICRO = 200, MASKED = 12 };
+    struct dataset *dataset = open_set();
+    static int64_t first_number[3][STEPS], tokens[3][STEPS];
+    for (int ranks = 1; ranks <= 2; ranks++)
+        for (int rank = 0; rank < ranks; rank++) {
+            struct reader_options options = options_of(1);
+            struct reader *reader;
+            int run = ranks - 1 + rank;
+            options.batch_tokens = TOKENS;
+            options.micro_batch = 1000;
+            options.micro_tokens = MICRO;
+            options.micro_masked = MASKED;
+            options.endless = options.shuffle = true;
+            options.ranks = ranks;
+            options.rank = rank;
+            assert_int_equal(reader_open(dataset, &options, &reader), OK);
+            int64_t number = options.first_number;
+            for (int step = 0; step < STEPS; step++) {
+                const struct step_data *data;
+                assert_int_equal(reader_next(reader, &data), OK);
+                first_number[run][step] = number;
+                number = data->consumed;
+                tokens[run][step] = data->tokens;
+                for (int64_t i = 0; i < data->micro_batches; i++) {
+                    const struct batch *batch = &data->batches[i];
+                    check_batch(batch);
+                    assert_true(batch->tokens <= MICRO && batch->masked <= MASKED);
+                    int64_t next = i + 1 < data->micro_batches ? batch[1].starts[1] : MICRO;
+                    assert_true(batch->tokens + next > MICRO || batch->masked + 2 > MASKED ||
+                                i + 1 == data->micro_batches);
+                }
+            }
+            reader_close(reader);
+        }
+    for (int step = 0; step < STEPS; step++) {
+        assert_true(tokens[0][step] >= TOKENS && tokens[0][step] < TOKENS + S);
+        assert_int_equal(tokens[1][step] + tokens[2][step], tokens[0][step]);
+        assert_int_equal(first_number[1][step], first_number[0][step]);
+        assert_int_equal(first_number[2][step], first_number[0][step]);
+    }
+    dataset_free(dataset);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_each_sample_once_an_epoch),
@@ -380,6 +426,7 @@ int main(void) {
         cmocka_unit_test(test_set_smaller_than_a_step),
         cmocka_unit_test(test_masks_drawn_anew),
         cmocka_unit_test(test_each_epoch_has_its_masks),
+        cmocka_unit_test(test_batches_by_tokens),
         cmocka_unit_test(test_closing_early),
     };
     return cmocka_run_group_tests(tests, setup, remove_folder);

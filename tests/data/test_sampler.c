@@ -1,4 +1,5 @@
 /* The order of samples against a slow and plain reading of its definition. No files: the shards are only numbers. */
+#include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -174,11 +175,64 @@ static void test_what_the_order_depends_on(void **state) {
     assert_true(agreement(3, 1, &other, 3, 1) < 0.02);
 }
 
+/* Sources of one shard each, b of 5 rows gone through many times: exact shares at every place, each source in the order
+ * it has alone, and any place found again. */
+static void test_mixture(void **state) {
+    (void)state;
+    enum { DRAWS = 6000 };
+    static struct source sources[] = {{"a", 0.55, 0, 1}, {"b", 0.01, 1, 1}, {"c", 0.3, 2, 1}, {"d", 0.14, 3, 1}};
+    struct dataset mixed = dataset;
+    mixed.sources = sources;
+    mixed.source_count = FILES;
+    static int64_t sample[DRAWS], drawn[FILES];
+    static int source[DRAWS];
+    struct sampler alone[FILES];
+    struct dataset views[FILES];
+    struct mixture mixture, other;
+    struct draw draw;
+    mixture_open(&mixture, &mixed, 21, true, true);
+    for (int s = 0; s < FILES; s++) {
+        views[s] = (struct dataset){.shards = &shards[s], .count = 1, .rows = shards[s].rows};
+        sampler_open(&alone[s], &views[s], 21, true);
+    }
+    for (int64_t n = 0; n < DRAWS; n++) {
+        struct draw expected;
+        assert_true(mixture_draw(&mixture, &draw));
+        sample[n] = draw.sample;
+        source[n] = draw.source;
+        drawn[draw.source]++;
+        for (int s = 0; s < FILES; s++)
+            assert_true(llabs(llrint(100 * ((double)drawn[s] - (double)(n + 1) * sources[s].share))) <= 100);
+        if (!sampler_draw(&alone[draw.source], &expected)) {
+            sampler_seek(&alone[draw.source], alone[draw.source].epoch + 1, 0);
+            assert_true(sampler_draw(&alone[draw.source], &expected));
+        }
+        assert_int_equal(draw.sample, expected.sample);
+    }
+    assert_true(alone[1].epoch > 10 && alone[0].epoch > 3);
+    mixture_open(&other, &mixed, 21, true, true);
+    for (int64_t start = 0; start < DRAWS - 100; start += 37) {
+        int64_t epoch, consumed;
+        mixture_seek(&other, start / mixed.rows, start % mixed.rows);
+        mixture_place(&other, &epoch, &consumed);
+        assert_int_equal(epoch * mixed.rows + consumed, start);
+        for (int64_t n = start; n < start + 100; n++) {
+            assert_true(mixture_draw(&other, &draw));
+            assert_int_equal(draw.sample, sample[n]);
+            assert_int_equal(draw.source, source[n]);
+        }
+    }
+    for (int s = 0; s < FILES; s++)
+        sampler_close(&alone[s]);
+    mixture_close(&mixture);
+    mixture_close(&other);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_order_is_the_one_defined),  cmocka_unit_test(test_each_sample_once),
         cmocka_unit_test(test_seek_to_every_place),       cmocka_unit_test(test_file_order),
-        cmocka_unit_test(test_what_the_order_depends_on),
+        cmocka_unit_test(test_what_the_order_depends_on), cmocka_unit_test(test_mixture),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

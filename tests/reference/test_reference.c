@@ -96,7 +96,7 @@ static void open_network(const char *name, const struct reference *r, enum dtype
                                  .hidden_act = strcmp(name, "gelu") == 0       ? ACT_GELU
                                                : strcmp(name, "gelu_new") == 0 ? ACT_GELU_NEW
                                                                                : ACT_RELU};
-    struct bert_shape shape = {r->sequences, 40, 10};
+    struct bert_shape shape = {.sequences = r->sequences, .seq_len = 40, .max_predictions = 10};
     struct optim_config optim = {optimizer, 0.9, 0.999, 1e-6, 0.01, 1.0, true};
     struct backend *backend;
     struct comm *comm;

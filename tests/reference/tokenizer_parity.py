@@ -144,7 +144,7 @@ def main():
                 try:
                     from transformers import BertTokenizerFast
                 except ImportError:
-                    print("skipped: transformers is not installed, only tokenizers was compared")
+                    print("transformers is not installed: only tokenizers was compared")
                     continue
                 theirs = BertTokenizerFast.from_pretrained(os.path.dirname(vocab_path), do_lower_case=lower)
                 expected = theirs(decoded, add_special_tokens=False, verbose=False)["input_ids"]

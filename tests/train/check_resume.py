@@ -19,7 +19,7 @@ from made_text import text_and_shards
 
 BERTH = os.path.abspath(sys.argv[1] if len(sys.argv) > 1 else os.environ.get("BERTH", "build/berth"))
 # Keys of metrics.jsonl that measure time; all others must agree to the bit.
-TIMES = {"time", "elapsed", "sequences_per_s", "tokens_per_s", "mfu", "waited_share", "eval_sequences_per_s"}
+TIMES = {"time", "elapsed", "sequences_per_s", "tokens_per_s", "padded_tokens_per_s", "mfu", "waited_share", "eval_sequences_per_s"}
 STEPS = 40
 
 

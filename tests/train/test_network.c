@@ -29,7 +29,7 @@ static const struct bert_config tiny = {.vocab_size = VOCAB,
                                         .layer_norm_eps = 1e-12,
                                         .initializer_range = 0.1,
                                         .nsp = true};
-static const struct bert_shape shape = {SEQUENCES, LONGEST, MASKS};
+static const struct bert_shape shape = {.sequences = SEQUENCES, .seq_len = LONGEST, .max_predictions = MASKS};
 
 struct data {
     int32_t starts[SEQUENCES + 1], ids[TOKENS], positions[TOKENS], types[TOKENS], rows[SEQUENCES * MASKS];

@@ -22,7 +22,8 @@ struct contractions;
 struct contractions *contractions_new(void);
 void contractions_free(struct contractions *contractions);
 
-/* Does the processor multiply operands of this dtype? F32 always; BF16 with AVX-512 BF16, AMX, or arm64's BF16. */
+/* Does the processor multiply operands of this dtype faster than floats? F32 always; BF16 with AMX, AMD's AVX-512 BF16,
+ * or arm64's BF16. */
 bool contractions_native(const struct contractions *contractions, enum dtype dtype);
 
 /* The product; a and b have one native dtype, c has it too or is F32. Sums are in fp32. Uses all threads. */
