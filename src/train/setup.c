@@ -27,7 +27,8 @@ static enum dtype dtype_of(const struct settings *settings) {
 }
 
 static struct network_form form_of(const struct settings *settings) {
-    static const enum fusion levels[] = {[FUSE_NONE] = FUSION_NONE, [FUSE_FULL] = FUSION_FULL};
+    static const enum fusion levels[] = {
+        [FUSE_NONE] = FUSION_NONE, [FUSE_PAPER] = FUSION_PAPER, [FUSE_FULL] = FUSION_FULL};
     return (struct network_form){.compute = dtype_of(settings), .fusion = levels[settings->train.fuse]};
 }
 

@@ -195,6 +195,86 @@ static void attention_dx(struct ref_call *call) {
     discard(&d), discard(&e);
 }
 
+static void qkv_linear(struct ref_call *call) {
+    for (int i = 0; i < 3; i++)
+        PART(linear, LIST(&IN(0), &IN(1 + i)), &OUT(i));
+}
+
+static void qkv_linear_dx(struct ref_call *call) {
+    struct ref_operand d = like(&OUT(0));
+    memset(OUT(0).d, 0, (size_t)(OUT(0).padded_rows * OUT(0).columns) * sizeof(double));
+    for (int i = 0; i < 3; i++) {
+        PART(linear_dx, LIST(&IN(i), &IN(3 + i)), &d);
+        for (int64_t at = 0; at < OUT(0).rows * OUT(0).columns; at++)
+            OUT(0).d[at] += d.d[at];
+    }
+    discard(&d);
+}
+
+static void qkv_linear_dw(struct ref_call *call) {
+    for (int i = 0; i < 3; i++)
+        PART(linear_dw, LIST(&IN(i), &IN(3)), &OUT(i));
+}
+
+static void aib(struct ref_call *call) {
+    for (int i = 0; i < 3; i++)
+        PART(bias, LIST(&IN(i), &IN(3 + i)), &OUT(i));
+}
+
+static void baib(struct ref_call *call) {
+    for (int i = 0; i < 3; i++)
+        PART(bias_dw, &IN(i), &OUT(i));
+}
+
+static void sm(struct ref_call *call) {
+    struct ref_operand scaled = matrices(call), masked = matrices(call), mask = matrices(call);
+    PART(attn_scale, &IN(0), &scaled);
+    PART(attn_mask, LIST(&scaled, &IN(1)), &masked);
+    PART(softmax, &masked, &OUT(0));
+    PART(attn_dropout, &OUT(0), LIST(&OUT(1), &mask));
+    discard(&scaled), discard(&masked), discard(&mask);
+}
+
+static void bs(struct ref_call *call) {
+    struct ref_operand d = matrices(call), mask = matrices(call), e = matrices(call);
+    PART(attn_dropout, &IN(0), LIST(&d, &mask)); /* the same as attn_dropout_dx with its mask */
+    PART(softmax_dx, LIST(&d, &IN(1)), &e);
+    PART(attn_scale, &e, &OUT(0));
+    discard(&d), discard(&mask), discard(&e);
+}
+
+static void bdrln(struct ref_call *call) {
+    struct ref_operand y = like(&OUT(0)), dropped = like(&OUT(0)), mask = like(&OUT(0));
+    PART(bias, LIST(&IN(0), &IN(1)), &y);
+    PART(dropout, &y, LIST(&dropped, &mask));
+    PART(add, LIST(&dropped, &IN(2)), &OUT(1));
+    PART(layernorm, LIST(&OUT(1), &IN(3), &IN(4)), LIST(&OUT(0), &OUT(2), &OUT(3)));
+    discard(&y), discard(&dropped), discard(&mask);
+}
+
+static void blnrd(struct ref_call *call) {
+    struct ref_operand mask = like(&OUT(0));
+    PART(layernorm_dx, LIST(&IN(0), &IN(1), &IN(2), &IN(3), &IN(4)), &OUT(0));
+    PART(dropout, &OUT(0), LIST(&OUT(1), &mask));
+    discard(&mask);
+}
+
+static void ebsb(struct ref_call *call) {
+    PART(add, LIST(&IN(0), &IN(1)), &OUT(0));
+    PART(layernorm_dw, LIST(&OUT(0), &IN(2), &IN(3), &IN(4)), LIST(&OUT(1), &OUT(2)));
+    PART(bias_dw, &IN(5), &OUT(3));
+}
+
+static void brd(struct ref_call *call) {
+    PART(bias, LIST(&IN(0), &IN(1)), &OUT(0));
+    PART(act, &OUT(0), &OUT(1));
+}
+
+static void bdrb(struct ref_call *call) {
+    PART(act_dx, LIST(&IN(0), &IN(1)), &OUT(0));
+    PART(bias_dw, &OUT(0), &OUT(1));
+}
+
 static void scatter_two(struct ref_call *call) {
     struct ref_operand a = like(&OUT(0)), b = like(&OUT(0));
     PART(scatter_rows, LIST(&IN(0), &IN(1)), &a);
@@ -220,6 +300,18 @@ static void (*const references[OP_COUNT])(struct ref_call *call) = {
     [OP_linear_dx_add] = linear_dx_add,
     [OP_linear_dw_bias] = linear_dw_bias,
     [OP_scatter_two] = scatter_two,
+    [OP_qkv_linear] = qkv_linear,
+    [OP_qkv_linear_dx] = qkv_linear_dx,
+    [OP_qkv_linear_dw] = qkv_linear_dw,
+    [OP_aib] = aib,
+    [OP_baib] = baib,
+    [OP_sm] = sm,
+    [OP_bs] = bs,
+    [OP_bdrln] = bdrln,
+    [OP_blnrd] = blnrd,
+    [OP_ebsb] = ebsb,
+    [OP_brd] = brd,
+    [OP_bdrb] = bdrb,
 };
 
 bool reference_run_fused(struct ref_call *call) {

@@ -132,6 +132,18 @@ static const struct op_case cases[] = {
     {OP_linear_dx_act, "rtkuoi", 128, 0, 0},
     {OP_linear_dx_add, "rtkiou", 64, 0, 0},
     {OP_linear_dw_bias, "rtkiou", 128, 0, 0},
+    {OP_qkv_linear, "rtkioi", 64, 0, 0},
+    {OP_qkv_linear_dx, "rtkioi", 128, 0, 0},
+    {OP_qkv_linear_dw, "rtkioi", 128, 0, 0},
+    {OP_aib, "rtci", 2, 0, 0},
+    {OP_baib, "rtci", 64, 0, 0},
+    {OP_sm, "rt", 64, 0, 0},
+    {OP_bs, "", 64, 0, 0},
+    {OP_bdrln, "rtci", 64, 0, 0},
+    {OP_blnrd, "rtci", 128, 0, 0},
+    {OP_ebsb, "rtci", 128, 0, 0},
+    {OP_brd, "rtcu", 32, 0, 0},
+    {OP_bdrb, "rtcu", 64, 0, 0},
     {OP_scatter_two, "mmbmcirt", 2, 0, 0},
 };
 enum { CASES = sizeof cases / sizeof *cases };
@@ -245,7 +257,7 @@ static void fill_values(struct sides *sides, int operand, const char *name, stru
 static void fill_dependent(struct sides *sides) {
     struct ref_operand *in = sides->ref.in;
     enum op op = sides->call.op;
-    bool norm = op == OP_layernorm_dx || op == OP_residual_norm_dx || op == OP_layernorm_grad;
+    bool norm = op == OP_layernorm_dx || op == OP_residual_norm_dx || op == OP_layernorm_grad || op == OP_blnrd;
     if (norm || op == OP_layernorm_dw)
         for (int64_t r = 0; r < in[1].rows; r++) {
             double mean = 0, variance = 0;
@@ -485,7 +497,8 @@ static void test_no_operator_is_left_out(void **state) {
 }
 
 static bool has_act(enum op op) {
-    return op == OP_act || op == OP_act_dx || op == OP_linear_act || op == OP_linear_dx_act;
+    return op == OP_act || op == OP_act_dx || op == OP_linear_act || op == OP_linear_dx_act || op == OP_brd ||
+           op == OP_bdrb;
 }
 
 static bool has_dropout(enum op op) {

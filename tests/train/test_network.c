@@ -334,19 +334,20 @@ static void test_fusion_changes_nothing(void **state) {
         struct step_result expected, result;
         int nodes, least = 0;
         float *unfused = fused_step(&config, F32, FUSION_NONE, NULL, &expected, &nodes);
-        for (int rule = -1; rule < 0 || fusion_rule(rule); rule++) {
-            const char *without = rule < 0 ? NULL : fusion_rule(rule);
-            float *fused = fused_step(&config, F32, FUSION_FULL, without, &result, &nodes);
-            double worst = worst_difference(&config, fused, unfused), loss = fabs(result.loss - expected.loss);
-            if (!(worst < 1e-5 && loss < 2e-6))
-                fail_msg("variant %d without %s: gradients differ by %g, loss by %g", variant,
-                         without ? without : "nothing", worst, loss);
-            if (rule < 0)
-                least = nodes;
-            else
-                fires[rule] |= nodes > least;
-            free(fused);
-        }
+        for (enum fusion level = FUSION_PAPER; level <= FUSION_FULL; level++)
+            for (int rule = -1; rule < 0 || fusion_rule(rule); rule++) {
+                const char *without = rule < 0 ? NULL : fusion_rule(rule);
+                float *fused = fused_step(&config, F32, level, without, &result, &nodes);
+                double worst = worst_difference(&config, fused, unfused), loss = fabs(result.loss - expected.loss);
+                if (!(worst < 1e-5 && loss < 2e-6))
+                    fail_msg("variant %d, %s without %s: gradients differ by %g, loss by %g", variant,
+                             fusion_name(level), without ? without : "nothing", worst, loss);
+                if (rule < 0)
+                    least = nodes;
+                else
+                    fires[rule] |= nodes > least;
+                free(fused);
+            }
         free(unfused);
     }
     for (int rule = 0; fusion_rule(rule); rule++)

@@ -293,3 +293,62 @@ static status dropout_dx_head(struct cpu *cpu, const struct op_call *call, const
 status cpu_attn_dropout_dx(struct cpu *cpu, const struct op_call *call) {
     return each_head(cpu, call, dropout_dx_head);
 }
+
+/* --- the paper's kernels: a row of scores in one pass --- */
+
+static struct dropout_place row_place(const struct op_call *call, const struct head *head, int64_t query) {
+    int64_t padded_keys = (call->longest_position + 15) / 16 * 16;
+    return (struct dropout_place){call->seed, call->attr->site, call->ragged->sequence_numbers[head->sequence],
+                                  (head->number * call->longest_position + query) * padded_keys};
+}
+
+CPU_DISPATCH static void scale_and_mask(const float *x, const float *mask, float scale, int64_t n, float *y) {
+    for (int64_t k = 0; k < n; k++)
+        y[k] = scale * x[k] + mask[k];
+}
+
+static status sm_head(struct cpu *cpu, const struct op_call *call, const struct head *head) {
+    float *buffer = cpu_scratch(cpu, 0, head->n), *dropped = cpu_scratch(cpu, 1, head->n);
+    const float *mask = (const float *)call->in[1].data + head->row;
+    for (int64_t j = 0; j < head->n; j++) {
+        const float *x = matrix_read(&call->in[0], head, j, buffer);
+        float *p = matrix_write(&call->out[0], head, j, buffer), *d = matrix_write(&call->out[1], head, j, dropped);
+        scale_and_mask(x, mask, call->attr->scale, head->n, p);
+        softmax_row(p, p, head->n);
+        struct dropout_place place = row_place(call, head, j);
+        if (call->evaluate)
+            memcpy(d, p, (size_t)head->n * sizeof *d);
+        else
+            dropout_floats(&place, head->n, call->attr->probability, p, d);
+        matrix_written(&call->out[0], head, j, p);
+        matrix_written(&call->out[1], head, j, d);
+    }
+    return OK;
+}
+
+status cpu_sm(struct cpu *cpu, const struct op_call *call) { return each_head(cpu, call, sm_head); }
+
+CPU_DISPATCH static void softmax_gradient(const float *p, const float *dp, float scale, int64_t n, float *dx) {
+    float dot = vector_dot(p, dp, n);
+    for (int64_t k = 0; k < n; k++)
+        dx[k] = scale * p[k] * (dp[k] - dot);
+}
+
+static status bs_head(struct cpu *cpu, const struct op_call *call, const struct head *head) {
+    float *buffer = cpu_scratch(cpu, 0, head->n), *p_buffer = cpu_scratch(cpu, 1, head->n);
+    for (int64_t j = 0; j < head->n; j++) {
+        const float *dd = matrix_read(&call->in[0], head, j, buffer);
+        const float *p = matrix_read(&call->in[1], head, j, p_buffer);
+        float *dx = matrix_write(&call->out[0], head, j, buffer);
+        struct dropout_place place = row_place(call, head, j);
+        if (!call->evaluate) {
+            dropout_floats(&place, head->n, call->attr->probability, dd, dx);
+            dd = dx;
+        }
+        softmax_gradient(p, dd, call->attr->scale, head->n, dx);
+        matrix_written(&call->out[0], head, j, dx);
+    }
+    return OK;
+}
+
+status cpu_bs(struct cpu *cpu, const struct op_call *call) { return each_head(cpu, call, bs_head); }

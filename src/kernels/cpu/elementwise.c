@@ -74,7 +74,34 @@ CPU_DISPATCH static void bias_row(struct cpu *cpu, const struct op_call *call, i
 
 status cpu_bias(struct cpu *cpu, const struct op_call *call) { return cpu_rows(cpu, call, bias_row); }
 
+CPU_DISPATCH static void aib_row(struct cpu *cpu, const struct op_call *call, int64_t row) {
+    int64_t n = call->out[0].columns;
+    for (int part = 0; part < 3; part++) {
+        const float *x = row_read(&call->in[part], row, cpu_scratch(cpu, 0, n)), *bias = call->in[3 + part].data;
+        float *y = row_write(&call->out[part], row, cpu_scratch(cpu, 2, n));
+        for (int64_t i = 0; i < n; i++)
+            y[i] = x[i] + bias[i];
+        row_written(&call->out[part], row, y);
+    }
+}
+
+status cpu_aib(struct cpu *cpu, const struct op_call *call) { return cpu_rows(cpu, call, aib_row); }
+
 /* --- activations --- */
+
+CPU_DISPATCH static void brd_row(struct cpu *cpu, const struct op_call *call, int64_t row) {
+    int64_t n = call->out[0].columns;
+    const float *x = row_read(&call->in[0], row, cpu_scratch(cpu, 0, n)), *bias = call->in[1].data;
+    float *h = row_write(&call->out[0], row, cpu_scratch(cpu, 1, n));
+    float *y = row_write(&call->out[1], row, cpu_scratch(cpu, 2, n));
+    for (int64_t i = 0; i < n; i++)
+        h[i] = x[i] + bias[i];
+    activate(call->attr->act, h, y, n);
+    row_written(&call->out[0], row, h);
+    row_written(&call->out[1], row, y);
+}
+
+status cpu_brd(struct cpu *cpu, const struct op_call *call) { return cpu_rows(cpu, call, brd_row); }
 
 static void act_row(struct cpu *cpu, const struct op_call *call, int64_t row) {
     int64_t n = call->out[0].columns;

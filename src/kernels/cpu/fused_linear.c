@@ -62,6 +62,17 @@ status cpu_qkv(struct cpu *cpu, const struct op_call *call) {
     return tiles_run(&job);
 }
 
+static void store_epilogue(const struct tile_job *job, const struct tile *tile) {
+    for (int64_t r = 0; r < tile->rows; r++) /* rows beyond the true count came in as zeros */
+        segment_write(&job->call->out[tile->part], tile->row + r, tile->column, tile->columns,
+                      tile->values + r * tile->columns);
+}
+
+status cpu_qkv_linear(struct cpu *cpu, const struct op_call *call) {
+    struct tile_job job = forward_job(cpu, call, 3, store_epilogue);
+    return tiles_run(&job);
+}
+
 static void act_epilogue(const struct tile_job *job, const struct tile *tile) {
     const struct op_call *call = job->call;
     const float *bias = call->in[2].data;
@@ -120,6 +131,11 @@ status cpu_qkv_dx(struct cpu *cpu, const struct op_call *call) {
     return tiles_run(&job);
 }
 
+status cpu_qkv_linear_dx(struct cpu *cpu, const struct op_call *call) {
+    struct tile_job job = backward_job(cpu, call, 3, store_epilogue);
+    return tiles_run(&job);
+}
+
 static void act_dx_epilogue(const struct tile_job *job, const struct tile *tile) {
     const struct op_call *call = job->call;
     float buffer[TILE_COLUMNS];
@@ -162,6 +178,22 @@ status cpu_linear_dw_bias(struct cpu *cpu, const struct op_call *call) { return 
 status cpu_qkv_dw(struct cpu *cpu, const struct op_call *call) {
     for (int i = 0; i < 3; i++)
         TRY(gradients(cpu, call, i, 3));
+    return OK;
+}
+
+status cpu_qkv_linear_dw(struct cpu *cpu, const struct op_call *call) {
+    for (int i = 0; i < 3; i++) {
+        struct op_call weight = call_with(call, OP_linear_dw, &call->in[i], &call->in[3], &call->out[i]);
+        TRY(cpu_linear_dw(cpu, &weight));
+    }
+    return OK;
+}
+
+status cpu_baib(struct cpu *cpu, const struct op_call *call) {
+    for (int i = 0; i < 3; i++) {
+        struct op_call bias = call_with(call, OP_bias_dw, &call->in[i], &call->in[i], &call->out[i]);
+        TRY(cpu_bias_dw(cpu, &bias));
+    }
     return OK;
 }
 

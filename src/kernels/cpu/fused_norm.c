@@ -49,19 +49,34 @@ static void store(const struct operand *operand, int64_t row, const float *value
         row_written(operand, row, values);
 }
 
-static void residual_norm_row(struct cpu *cpu, const struct op_call *call, int64_t row) {
+/* sum = dropout(x, with a bias or NULL) + residual, y = layernorm(sum) */
+static void drop_add_norm(struct cpu *cpu, const struct op_call *call, int64_t row, const float *bias,
+                          const struct operand *residual, const float *gamma, const float *beta) {
     int64_t n = call->out[0].columns;
     float *sum = cpu_scratch(cpu, 3, 2 * n), *squares = sum + n;
     const float *x = row_read(&call->in[0], row, cpu_scratch(cpu, 0, n));
-    const float *residual = row_read(&call->in[1], row, cpu_scratch(cpu, 1, n));
-    add_rows(drop_row(call, row, n, x, sum), residual, sum, n);
+    if (bias) {
+        add_rows(x, bias, sum, n);
+        x = sum;
+    }
+    add_rows(drop_row(call, row, n, x, sum), row_read(residual, row, cpu_scratch(cpu, 1, n)), sum, n);
     store(&call->out[1], row, sum);
     float *y = row_write(&call->out[0], row, cpu_scratch(cpu, 2, n));
-    normalize(call, row, n, sum, call->in[2].data, call->in[3].data, squares, y);
+    normalize(call, row, n, sum, gamma, beta, squares, y);
     row_written(&call->out[0], row, y);
 }
 
+static void residual_norm_row(struct cpu *cpu, const struct op_call *call, int64_t row) {
+    drop_add_norm(cpu, call, row, NULL, &call->in[1], call->in[2].data, call->in[3].data);
+}
+
 status cpu_residual_norm(struct cpu *cpu, const struct op_call *call) { return cpu_rows(cpu, call, residual_norm_row); }
+
+static void bdrln_row(struct cpu *cpu, const struct op_call *call, int64_t row) {
+    drop_add_norm(cpu, call, row, call->in[1].data, &call->in[2], call->in[3].data, call->in[4].data);
+}
+
+status cpu_bdrln(struct cpu *cpu, const struct op_call *call) { return cpu_rows(cpu, call, bdrln_row); }
 
 static void embedding_row(struct cpu *cpu, const struct op_call *call, int64_t row) {
     int64_t n = call->out[0].columns;
@@ -120,6 +135,15 @@ static void norm_row(const struct norm_sums *job, int64_t row, float *dgamma, fl
     if (job->residual)
         store(&call->out[1], row, drop_row(call, row, n, dx, scaled));
 }
+
+/* The sums that norm_row also makes are not asked for. */
+static void blnrd_row(struct cpu *cpu, const struct op_call *call, int64_t row) {
+    struct norm_sums job = {cpu, call, NULL, true};
+    float *unused = cpu_scratch(cpu, 2, 2 * call->out[0].columns);
+    norm_row(&job, row, unused, unused + call->out[0].columns);
+}
+
+status cpu_blnrd(struct cpu *cpu, const struct op_call *call) { return cpu_rows(cpu, call, blnrd_row); }
 
 static void norm_blocks(void *ctx, int64_t begin, int64_t end) {
     const struct norm_sums *job = ctx;

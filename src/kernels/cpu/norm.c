@@ -3,6 +3,7 @@
 #include <math.h>
 #include <string.h>
 
+#include "kernels/cpu/activation.h"
 #include "kernels/cpu/kernels.h"
 #include "kernels/cpu/vector.h"
 
@@ -109,3 +110,76 @@ static status column_sums(struct cpu *cpu, const struct op_call *call, int sums)
 status cpu_bias_dw(struct cpu *cpu, const struct op_call *call) { return column_sums(cpu, call, 1); }
 
 status cpu_layernorm_dw(struct cpu *cpu, const struct op_call *call) { return column_sums(cpu, call, 2); }
+
+/* --- sums over rows of what is made in the same pass; the blocks and their order are those above --- */
+
+/* Makes rows of output 0, and adds to up to three sums of columns. */
+typedef void (*made_row)(struct cpu *cpu, const struct op_call *call, int64_t row, float *sums);
+
+struct made_sums {
+    struct cpu *cpu;
+    const struct op_call *call;
+    made_row make;
+    float *partial; /* [blocks][sums][columns] */
+    int sums;
+};
+
+static void make_blocks(void *ctx, int64_t begin, int64_t end) {
+    const struct made_sums *job = ctx;
+    const struct operand *out = &job->call->out[0];
+    for (int64_t block = begin; block < end; block++) {
+        float *sums = job->partial + block * job->sums * out->columns;
+        memset(sums, 0, (size_t)(job->sums * out->columns) * sizeof *sums);
+        for (int64_t row = block * BLOCK; row < (block + 1) * BLOCK && row < out->rows; row++)
+            job->make(job->cpu, job->call, row, sums);
+    }
+}
+
+static status make_with_sums(struct cpu *cpu, const struct op_call *call, made_row make, int sums) {
+    int64_t n = call->out[0].columns, blocks = (call->out[0].rows + BLOCK - 1) / BLOCK;
+    struct made_sums job = {cpu, call, make, cpu_shared(cpu, 0, blocks * sums * n), sums};
+    parallel_for(blocks, 1, make_blocks, &job);
+    for (int s = 0; s < sums; s++) {
+        float *out = call->out[1 + s].data;
+        if (!call->accumulate)
+            memset(out, 0, (size_t)n * sizeof *out);
+        for (int64_t block = 0; block < blocks; block++)
+            for (int64_t i = 0; i < n; i++)
+                out[i] += job.partial[(block * sums + s) * n + i];
+    }
+    cpu_zero_tail(&call->out[0]);
+    return OK;
+}
+
+CPU_DISPATCH static void ebsb_row(struct cpu *cpu, const struct op_call *call, int64_t row, float *sums) {
+    int64_t n = call->out[0].columns;
+    const float *a = row_read(&call->in[0], row, cpu_scratch(cpu, 0, n));
+    const float *b = row_read(&call->in[1], row, cpu_scratch(cpu, 1, n));
+    float mean = ((const float *)call->in[3].data)[row], rstd = ((const float *)call->in[4].data)[row];
+    float *dy = row_write(&call->out[0], row, cpu_scratch(cpu, 2, n));
+    for (int64_t i = 0; i < n; i++)
+        dy[i] = a[i] + b[i];
+    const float *x = row_read(&call->in[2], row, cpu_scratch(cpu, 0, n));
+    const float *last = row_read(&call->in[5], row, cpu_scratch(cpu, 1, n));
+    for (int64_t i = 0; i < n; i++) {
+        sums[i] += dy[i] * (x[i] - mean) * rstd;
+        sums[n + i] += dy[i];
+        sums[2 * n + i] += last[i];
+    }
+    row_written(&call->out[0], row, dy);
+}
+
+status cpu_ebsb(struct cpu *cpu, const struct op_call *call) { return make_with_sums(cpu, call, ebsb_row, 3); }
+
+CPU_DISPATCH static void bdrb_row(struct cpu *cpu, const struct op_call *call, int64_t row, float *sums) {
+    int64_t n = call->out[0].columns;
+    const float *h = row_read(&call->in[0], row, cpu_scratch(cpu, 0, n));
+    const float *dy = row_read(&call->in[1], row, cpu_scratch(cpu, 1, n));
+    float *dx = row_write(&call->out[0], row, cpu_scratch(cpu, 2, n));
+    activation_gradient(call->attr->act, h, dy, dx, n);
+    for (int64_t i = 0; i < n; i++)
+        sums[i] += dx[i];
+    row_written(&call->out[0], row, dx);
+}
+
+status cpu_bdrb(struct cpu *cpu, const struct op_call *call) { return make_with_sums(cpu, call, bdrb_row, 1); }
