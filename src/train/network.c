@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "base/memory.h"
+#include "graph/checkpoint.h"
 
 status network_new(struct network *network, const struct bert_config *config, const struct bert_shape *shape,
                    const struct network_form *form, const struct optim_config *optim, int64_t steps, uint64_t seed,
@@ -17,6 +18,8 @@ status network_new(struct network *network, const struct bert_config *config, co
     }
     if (code == OK)
         code = graph_fuse(network->graph, form->fusion, form->without);
+    if (code == OK && form->checkpoint)
+        graph_checkpoint(network->graph);
     if (code == OK)
         code = exec_new(&network->exec, network->graph, backend, seed);
     if (code == OK)

@@ -26,6 +26,7 @@ struct network {
 struct network_form {
     enum dtype compute; /* F32 or BF16 */
     enum fusion fusion;
+    bool checkpoint;     /* of a layer keep only the input (graph/checkpoint.h) */
     const char *without; /* a fusion rule to leave out, for tests; NULL: none */
 };
 

@@ -29,7 +29,10 @@ static enum dtype dtype_of(const struct settings *settings) {
 static struct network_form form_of(const struct settings *settings) {
     static const enum fusion levels[] = {
         [FUSE_NONE] = FUSION_NONE, [FUSE_PAPER] = FUSION_PAPER, [FUSE_FULL] = FUSION_FULL};
-    return (struct network_form){.compute = dtype_of(settings), .fusion = levels[settings->train.fuse]};
+    return (struct network_form){
+        .compute = dtype_of(settings),
+        .fusion = levels[settings->train.fuse],
+        .checkpoint = settings->train.activation_checkpointing == ACTIVATION_CHECKPOINTING_LAYER};
 }
 
 static struct bert_config config_of(const struct settings *settings) {
