@@ -3,6 +3,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "base/clock.h"
 #include "base/memory.h"
@@ -20,6 +21,7 @@ struct cpu {
         int64_t count;
     } * scratch;              /* [threads][SLOTS] */
     double peak[DTYPE_COUNT]; /* flop/s, measured once */
+    double bandwidth;         /* bytes/s, measured once */
 };
 
 typedef status (*kernel)(struct cpu *cpu, const struct op_call *call);
@@ -134,6 +136,53 @@ static double cpu_peak_flops(struct backend *backend, enum dtype compute) {
     return cpu->peak[compute];
 }
 
+/* a = b + 0.5 c, as in the STREAM benchmark */
+struct triad {
+    double *a, *b, *c;
+};
+
+static void run_triad(void *ctx, int64_t begin, int64_t end) {
+    const struct triad *triad = ctx;
+    double *restrict a = triad->a;
+    const double *restrict b = triad->b, *restrict c = triad->c;
+    for (int64_t i = begin; i < end; i++)
+        a[i] = b[i] + 0.5 * c[i];
+}
+
+static void touch_triad(void *ctx, int64_t begin, int64_t end) {
+    const struct triad *triad = ctx;
+    for (int64_t i = begin; i < end; i++)
+        triad->a[i] = triad->b[i] = triad->c[i] = 1;
+}
+
+/* The three arrays together are larger than the last-level cache, whose size a virtual machine may overstate. */
+static double measure_bandwidth(void) {
+    enum { SMALLEST = 24 << 20, LARGEST = 128 << 20, GRAIN = 1 << 14 };
+    long cache = sysconf(_SC_LEVEL3_CACHE_SIZE);
+    int64_t bytes = cache / 2 < SMALLEST ? SMALLEST : cache / 2 > LARGEST ? LARGEST : cache / 2;
+    int64_t count = bytes / (int64_t)sizeof(double);
+    struct triad triad = {xmalloc((size_t)bytes), xmalloc((size_t)bytes), xmalloc((size_t)bytes)};
+    double best = 0, began = clock_seconds();
+    parallel_for(count, GRAIN, touch_triad, &triad);
+    for (int round = 0; round < 20 && (round < 2 || clock_seconds() - began < 0.3); round++) {
+        double start = clock_seconds();
+        parallel_for(count, GRAIN, run_triad, &triad);
+        double rate = 3.0 * (double)bytes / (clock_seconds() - start);
+        best = rate > best ? rate : best;
+    }
+    free(triad.a);
+    free(triad.b);
+    free(triad.c);
+    return best;
+}
+
+static double cpu_bandwidth(struct backend *backend) {
+    struct cpu *cpu = (struct cpu *)backend;
+    if (!cpu->bandwidth)
+        cpu->bandwidth = measure_bandwidth();
+    return cpu->bandwidth;
+}
+
 static void cpu_describe(const struct backend *backend, char *line, size_t size) {
     const struct cpu *cpu = (const struct cpu *)backend;
     char library[64];
@@ -164,6 +213,7 @@ status cpu_backend_new(struct backend **out, int threads) {
                                     .supports = cpu_supports,
                                     .run = cpu_run,
                                     .peak_flops = cpu_peak_flops,
+                                    .bandwidth = cpu_bandwidth,
                                     .describe = cpu_describe,
                                     .free = cpu_free};
     *out = &cpu->backend;
