@@ -181,7 +181,11 @@ static status choose_level(const char *name, enum fusion *level) {
 }
 
 static status describe_run(struct analysis *analysis, const struct settings *settings, const struct request *request) {
-    TRY(setup_model(settings, &analysis->model));
+    struct model_setup setup;
+    TRY(setup_model(settings, &setup));
+    analysis->model = setup.config;
+    analysis->optim = setup.optim;
+    analysis->compute = setup.compute;
     analysis->vocab_assumed = !analysis->model.vocab_size;
     if (analysis->vocab_assumed)
         analysis->model.vocab_size = BERT_VOCABULARY;
@@ -189,8 +193,6 @@ static status describe_run(struct analysis *analysis, const struct settings *set
     TRY(choose_masks(analysis, request->max_predictions));
     choose_batch(analysis, settings, request->batch);
     TRY(choose_level(request->level, &analysis->shown));
-    analysis->optim = setup_optim(settings);
-    analysis->compute = setup_dtype(settings);
     analysis->steps = settings->train.steps;
     analysis->seed = (uint64_t)settings->train.seed;
     analysis->memory = request->memory * 1e9;
@@ -211,16 +213,14 @@ static status fill(struct analysis *analysis, const struct request *request, str
 
 static status analyze(struct analysis *analysis, const struct settings *settings, const struct request *request) {
     struct backend *backend;
-    struct comm *comm;
     TRY(describe_run(analysis, settings, request));
-    TRY(setup_device(settings, &backend, &comm));
+    TRY(setup_backend(settings, &backend));
     ask_device(analysis, settings, backend);
     status code = fill(analysis, request, backend);
     if (code == OK)
         (request->json ? analysis_print_json : analysis_print)(analysis);
     for (int level = 0; level < FUSION_COUNT; level++)
         close_level(&analysis->levels[level]);
-    comm->free(comm);
     backend->free(backend);
     return code;
 }

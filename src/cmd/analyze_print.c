@@ -173,11 +173,9 @@ static void print_mue(const struct analysis *analysis, const struct account_row 
 void analysis_print_measured(const struct analysis *analysis) {
     const struct account *measured = &analysis->measured;
     struct account_row all = account_total(measured, ACCOUNT_ALL);
-    printf(
-        "\nmeasured: one micro-batch and the update, level %s; roof: floor / measured; MUE of an operator: its bytes "
-        "are\n"
-        "the fewest it can move, so bandwidth reached / bandwidth\n",
-        fusion_name(analysis->shown));
+    printf("\nmeasured: one micro-batch and the update, level %s\n", fusion_name(analysis->shown));
+    printf("roof: floor / measured; more than 100 where operands were in a cache\n");
+    printf("MUE of an operator: bandwidth reached / bandwidth, as its bytes are the fewest that it can move\n");
     printf("%-18s %-8s %-13s %7s %12s %6s %9s %10s %7s %7s\n", "operator", "pass", "class", "count", "ms", "%", "GB/s",
            "Gflop/s", "roof %", "MUE %");
     for (int r = 0; r < measured->count; r++)

@@ -1,11 +1,12 @@
 /* `berth analyze --svg`: what one layer moves, a bar a level, a piece an operator, grouped by class. */
+#include <math.h>
 #include <stdio.h>
 
 #include "base/file.h"
 #include "cmd/analyze.h"
 
 /* pixels */
-enum { WIDTH = 1200, LEFT = 70, BAR = 880, THICK = 46, PITCH = 70, TOP = 100, LETTER = 7 };
+enum { WIDTH = 1200, LEFT = 70, BAR = 960, THICK = 108, PITCH = 132, TOP = 100, LINE = 13 };
 
 const char *class_color(enum op_class class) {
     static const char *const colors[] = {
@@ -31,7 +32,15 @@ static void add_label(struct text *out, double x, double y, int size, const char
                 size, anchor, fill, label);
 }
 
-/* The operator's name and multiple of t stand in its piece where they fit; a browser shows both on hovering. */
+/* Upwards, its middle at (x, y). */
+static void add_upright(struct text *out, double x, double y, const char *label) {
+    text_printf(out,
+                "<text transform=\"translate(%.1f %.1f) rotate(-90)\" font-size=\"10.5\" text-anchor=\"middle\" "
+                "fill=\"white\">%s</text>\n",
+                x, y, label);
+}
+
+/* The operator's name and its multiple of t stand in its piece where they fit; a browser shows them on hovering. */
 static void add_piece(struct text *out, const struct analysis *analysis, const struct account_row *row, double x,
                       double y, double width) {
     const struct op_info *info = op_info(row->op);
@@ -41,14 +50,13 @@ static void add_piece(struct text *out, const struct analysis *analysis, const s
                 "<title>%s (%s, %s): %.1f MB = %.1f t</title></rect>\n",
                 x, y, width, THICK, class_color(info->class), info->name, op_class_name(info->class),
                 pass_name(row->pass), 1e-6 * row_bytes(row), row_bytes(row) / analysis->unit);
-    size_t letters = 0;
-    while (info->name[letters])
-        letters++;
-    if (width < (double)(letters * LETTER))
-        return;
+    bool two = width >= 2 * LINE + 2;
+    double middle = x + width / 2 + 4;
+    if (width >= LINE)
+        add_upright(out, two ? middle - LINE / 2.0 : middle, y + THICK / 2, info->name);
     snprintf(multiple, sizeof multiple, "%.1f t", row_bytes(row) / analysis->unit);
-    add_label(out, x + width / 2, y + 20, 11, "middle", "white", info->name);
-    add_label(out, x + width / 2, y + 36, 11, "middle", "white", multiple);
+    if (two)
+        add_upright(out, middle + LINE / 2.0, y + THICK / 2, multiple);
 }
 
 static void add_bar(struct text *out, const struct analysis *analysis, const struct bar *bar, double y, double most) {
@@ -66,7 +74,8 @@ static void add_bar(struct text *out, const struct analysis *analysis, const str
         }
     snprintf(total, sizeof total, "%.0f t, %.0f MB", bytes / analysis->unit, 1e-6 * bytes);
     add_label(out, x + 8, y + THICK / 2 - 2, 13, "start", "#222", total);
-    snprintf(total, sizeof total, "%+.1f %% of eager", 100 * (bytes / analysis->eager_layer - 1));
+    double more = 100 * (bytes / analysis->eager_layer - 1);
+    snprintf(total, sizeof total, "%.1f %% %s than eager", fabs(more), more < 0 ? "less" : "more");
     if (!bar->eager)
         add_label(out, x + 8, y + THICK / 2 + 15, 12, "start", "#666", total);
 }

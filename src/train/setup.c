@@ -22,7 +22,7 @@ static enum activation activation_of(const struct settings *settings) {
     return table[settings->model.hidden_act];
 }
 
-enum dtype setup_dtype(const struct settings *settings) {
+static enum dtype dtype_of(const struct settings *settings) {
     return settings->train.precision == PRECISION_BF16 ? BF16 : F32;
 }
 
@@ -44,7 +44,7 @@ static struct bert_config config_of(const struct settings *settings) {
     };
 }
 
-struct optim_config setup_optim(const struct settings *settings) {
+static struct optim_config optim_of(const struct settings *settings) {
     static const enum optim_name names[] = {
         [OPTIM_NAME_ADAM] = OPTIM_ADAM, [OPTIM_NAME_ADAMW] = OPTIM_ADAMW, [OPTIM_NAME_LAMB] = OPTIM_LAMB};
     return (struct optim_config){
@@ -58,10 +58,15 @@ struct optim_config setup_optim(const struct settings *settings) {
     };
 }
 
-status setup_device(const struct settings *settings, struct backend **backend, struct comm **comm) {
+status setup_backend(const struct settings *settings, struct backend **backend) {
     if (settings->device.type == DEVICE_TYPE_CUDA)
         return bad_input("device.type = cuda: this version of berth has no CUDA backend; expected auto or cpu");
-    TRY(cpu_backend_new(backend, (int)settings->device.threads));
+    return cpu_backend_new(backend, (int)settings->device.threads);
+}
+
+/* network_new takes both over. */
+static status open_device(const struct settings *settings, struct backend **backend, struct comm **comm) {
+    TRY(setup_backend(settings, backend));
     status code = comm_self_new(comm);
     if (code != OK)
         (*backend)->free(*backend);
@@ -191,11 +196,12 @@ static status adopt_config(const struct training *training, struct bert_config *
     return OK;
 }
 
-status setup_model(const struct settings *settings, struct bert_config *config) {
+status setup_model(const struct settings *settings, struct model_setup *out) {
     struct training training = {.settings = settings};
+    *out = (struct model_setup){.optim = optim_of(settings), .compute = dtype_of(settings)};
     status code = open_tokenizer(&training);
     if (code == OK)
-        code = adopt_config(&training, config);
+        code = adopt_config(&training, &out->config);
     vocab_free(training.old_vocab);
     hf_tokenizer_free(training.tokenizer);
     return code;
@@ -400,14 +406,14 @@ static void describe(const struct training *training) {
 static status open_network(struct training *training, const struct bert_config *config,
                            const struct bert_shape *shape) {
     const struct settings *settings = training->settings;
-    struct optim_config optim = setup_optim(settings);
+    struct optim_config optim = optim_of(settings);
     struct backend *backend;
     struct comm *comm;
-    TRY(setup_device(settings, &backend, &comm));
-    TRY(network_new(&training->network, config, shape, setup_dtype(settings), &optim, settings->train.steps,
+    TRY(open_device(settings, &backend, &comm));
+    TRY(network_new(&training->network, config, shape, dtype_of(settings), &optim, settings->train.steps,
                     (uint64_t)settings->train.seed, backend, comm));
     double given = settings->device.peak_tflops * 1e12;
-    training->peak_flops = given > 0 ? given : backend->peak_flops(backend, setup_dtype(settings));
+    training->peak_flops = given > 0 ? given : backend->peak_flops(backend, dtype_of(settings));
     return OK;
 }
 
@@ -470,8 +476,8 @@ status network_open_trained(struct network *network, const char *folder, const s
     TRY(hf_folder_read_config(folder, &config));
     struct bert_shape shape = {
         .sequences = settings->train.micro_batch, .seq_len = seq_len, .max_predictions = max_predictions};
-    TRY(setup_device(settings, &backend, &comm));
-    TRY(network_new(network, &config, &shape, setup_dtype(settings), NULL, 0, 0, backend, comm));
+    TRY(open_device(settings, &backend, &comm));
+    TRY(network_new(network, &config, &shape, dtype_of(settings), NULL, 0, 0, backend, comm));
     struct hf_model model = {.config = &network->config, .graph = network->graph, .exec = network->exec};
     status code = hf_folder_load(folder, &model, NULL, 0);
     if (code == OK)
