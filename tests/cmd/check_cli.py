@@ -79,6 +79,7 @@ with tempfile.TemporaryDirectory() as folder:
                               "--dot", f"{folder}/a.dot").stdout)
     ElementTree.parse(f"{folder}/a.svg")
     assert open(f"{folder}/a.dot").read().startswith('digraph "encoder layer" {')
+    refused("analyze", large, *rates, "--svg", folder, says=re.escape(folder) + ": is there and not a file")
     refused("analyze", large, *rates, "--svg", f"{folder}/none/a.svg", says=re.escape(f"{folder}/none/a.svg"), code=1)
 t, levels, rows = report["t_bytes"], report["levels"], report["operators"]
 none = [row for row in report["layer_operators"] if row["level"] == "none"]
