@@ -100,6 +100,29 @@ static void test_seconds(void **state) {
     graph_free(g);
 }
 
+/* bf16 weights are written beside the master weights; f32 ones are the master weights, and are written once. */
+static void test_weights_are_written_once(void **state) {
+    (void)state;
+    for (int compute = F32; compute <= BF16; compute++) {
+        struct sizes sizes = {0};
+        double in, out;
+        sizes_set(&sizes, DIM_I, I);
+        sizes_set(&sizes, DIM_X, 1);
+        struct graph *g = graph_new(compute, &sizes);
+        graph_parameter(g, "ii", INIT_NORMAL, true, "w");
+        graph_close_parameters(g);
+        int norm = graph_tensor(g, TENSOR_RESULT, F64, "1", "norm"), m = graph_tensor(g, TENSOR_STATE, F32, "f", "m");
+        int v = graph_tensor(g, TENSOR_STATE, F32, "f", "v"), table = graph_tensor(g, TENSOR_STATE, F32, "x", "table");
+        int step = graph_tensor(g, TENSOR_STATE, I64, "s", "step");
+        struct node *adam = graph_node(g, OP_adam, PASS_UPDATE, -1, (int[]){g->gradients, norm, table, step},
+                                       (int[]){g->master, m, v, g->weights});
+        node_bytes(g, adam, &g->capacity, &in, &out);
+        assert_true(out == (compute == F32 ? 12.0 : 14.0) * I * I);
+        assert_true(in == 16.0 * I * I + 8 + 4 + 16);
+        graph_free(g);
+    }
+}
+
 static void test_names(void **state) {
     (void)state;
     assert_string_equal(op_class_name(op_info(OP_softmax)->class), "normalization");
@@ -109,6 +132,7 @@ static void test_names(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {cmocka_unit_test(test_layer), cmocka_unit_test(test_step),
-                                       cmocka_unit_test(test_seconds), cmocka_unit_test(test_names)};
+                                       cmocka_unit_test(test_seconds), cmocka_unit_test(test_weights_are_written_once),
+                                       cmocka_unit_test(test_names)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
