@@ -225,6 +225,23 @@ static status analyze(struct analysis *analysis, const struct settings *settings
     return code;
 }
 
+static bool is_override(const char *argument) {
+    const char *dot = strchr(argument, '.'), *equals = strchr(argument, '=');
+    return *argument != '-' && dot && equals && dot < equals;
+}
+
+/* section.key=value may stand between the options too: these words move, in their order, to behind the file. */
+static void gather_overrides(int argc, char **argv) {
+    int place = 2;
+    for (int i = place; i < argc; i++) {
+        char *word = argv[i];
+        if (!is_override(word))
+            continue;
+        memmove(&argv[place + 1], &argv[place], (size_t)(i - place) * sizeof *argv);
+        argv[place++] = word;
+    }
+}
+
 status cmd_analyze(int argc, char **argv) {
     struct request request = {.level = "full"};
     const struct option options[] = {
@@ -246,6 +263,7 @@ status cmd_analyze(int argc, char **argv) {
     struct option_list words;
     struct settings settings;
     int help;
+    gather_overrides(argc, argv);
     TRY(options_parse(argc, argv, usage, options, sizeof options / sizeof *options, &words, &help));
     if (help)
         return OK;

@@ -14,4 +14,6 @@ const char *fusion_name(enum fusion level); /* "none" */
  * the name of a rule that is left out, for tests; or NULL. */
 status graph_fuse(struct graph *graph, enum fusion level, const char *without);
 
+const char *fusion_rule(int number); /* the name of a rule, by its place in the table; NULL behind the last */
+
 #endif

@@ -26,6 +26,7 @@ struct bert_tensors {
     int word_order, position_order, type_order; /* [t] i32: rows sorted (stably) by ids, positions, types */
     int masked_rows, masked_labels;             /* [m] i32 */
     int first_rows, nsp_labels;                 /* [b] i32: rows of [CLS]; -1 without NSP */
+    int attention_mask;                         /* [t] f32: 0, as there is no padding; never uploaded */
     /* inputs of a step: 1/M and 1/B of the global batch (0 where a count is 0) */
     int mlm_scale, nsp_scale; /* [1] f32; nsp_scale -1 without NSP */
     /* results of a step: [sum of losses, number of right predictions] over its micro-batches */

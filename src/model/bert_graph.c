@@ -216,6 +216,7 @@ static int attention_forward(struct builder *b, struct layer *layer, int x) {
     layer->v = dense_forward(b, &layer->value, x, "value");
     int scores = apply(b, OP_attn_scores, "he", "scores", layer->q, layer->k, -1);
     scores = scale_scores(b, scores, "scaled_scores");
+    scores = apply(b, OP_attn_mask, "he", "masked_scores", scores, b->tensors->attention_mask, -1);
     layer->probabilities = apply(b, OP_softmax, "he", "probabilities", scores, -1, -1);
     layer->dropped = dropout_forward(b, OP_attn_dropout, SITE_PROBABILITIES, config->attention_probs_dropout_prob,
                                      layer->probabilities, &layer->probabilities_mask, "probabilities.dropout");
@@ -414,6 +415,7 @@ static void all_inputs(struct builder *b) {
         .masked_labels = input(b, I32, "m", "masked_labels"),
         .first_rows = nsp ? input(b, I32, "b", "first_rows") : -1,
         .nsp_labels = nsp ? input(b, I32, "b", "nsp_labels") : -1,
+        .attention_mask = input(b, F32, "t", "attention_mask"),
         .mlm_scale = input(b, F32, "1", "mlm_scale"),
         .nsp_scale = nsp ? input(b, F32, "1", "nsp_scale") : -1,
         .nsp_sums = -1,

@@ -7,14 +7,16 @@
 #include "base/memory.h"
 
 status network_new(struct network *network, const struct bert_config *config, const struct bert_shape *shape,
-                   enum dtype compute, const struct optim_config *optim, int64_t steps, uint64_t seed,
+                   const struct network_form *form, const struct optim_config *optim, int64_t steps, uint64_t seed,
                    struct backend *backend, struct comm *comm) {
     *network = (struct network){.config = *config, .backend = backend, .comm = comm};
-    status code = bert_build(&network->config, shape, compute, &network->graph, &network->io);
+    status code = bert_build(&network->config, shape, form->compute, &network->graph, &network->io);
     if (code == OK && optim) {
         sizes_set(&network->graph->capacity, DIM_X, steps);
         code = optim_append(network->graph, optim, &network->optim);
     }
+    if (code == OK)
+        code = graph_fuse(network->graph, form->fusion, form->without);
     if (code == OK)
         code = exec_new(&network->exec, network->graph, backend, seed);
     if (code == OK)

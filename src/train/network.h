@@ -6,6 +6,7 @@
 #include "data/reader.h"
 #include "graph/comm.h"
 #include "graph/exec.h"
+#include "graph/fuse.h"
 #include "model/bert.h"
 #include "optim/optim.h"
 #include "train/feed.h"
@@ -21,10 +22,17 @@ struct network {
     struct feed *feed;
 };
 
+/* How a network is computed; what it computes does not depend on it, but for rounding. */
+struct network_form {
+    enum dtype compute; /* F32 or BF16 */
+    enum fusion fusion;
+    const char *without; /* a fusion rule to leave out, for tests; NULL: none */
+};
+
 /* Builds graph, plan and device memory; weights are left zero. Takes backend and comm over, also on failure. `optim`
  * NULL: for evaluation only; `seed` keys dropout; `steps` is the length of the learning-rate table. */
 status network_new(struct network *network, const struct bert_config *config, const struct bert_shape *shape,
-                   enum dtype compute, const struct optim_config *optim, int64_t steps, uint64_t seed,
+                   const struct network_form *form, const struct optim_config *optim, int64_t steps, uint64_t seed,
                    struct backend *backend, struct comm *comm);
 void network_free(struct network *network);
 /* Fresh weights from the seed, and the copies in the compute dtype. */

@@ -26,6 +26,11 @@ static enum dtype dtype_of(const struct settings *settings) {
     return settings->train.precision == PRECISION_BF16 ? BF16 : F32;
 }
 
+static struct network_form form_of(const struct settings *settings) {
+    static const enum fusion levels[] = {[FUSE_NONE] = FUSION_NONE, [FUSE_FULL] = FUSION_FULL};
+    return (struct network_form){.compute = dtype_of(settings), .fusion = levels[settings->train.fuse]};
+}
+
 static struct bert_config config_of(const struct settings *settings) {
     return (struct bert_config){
         .vocab_size = settings->model.vocab_size,
@@ -407,10 +412,11 @@ static status open_network(struct training *training, const struct bert_config *
                            const struct bert_shape *shape) {
     const struct settings *settings = training->settings;
     struct optim_config optim = optim_of(settings);
+    struct network_form form = form_of(settings);
     struct backend *backend;
     struct comm *comm;
     TRY(open_device(settings, &backend, &comm));
-    TRY(network_new(&training->network, config, shape, dtype_of(settings), &optim, settings->train.steps,
+    TRY(network_new(&training->network, config, shape, &form, &optim, settings->train.steps,
                     (uint64_t)settings->train.seed, backend, comm));
     double given = settings->device.peak_tflops * 1e12;
     training->peak_flops = given > 0 ? given : backend->peak_flops(backend, dtype_of(settings));
@@ -471,13 +477,14 @@ void training_close(struct training *training) {
 status network_open_trained(struct network *network, const char *folder, const struct settings *settings,
                             int64_t seq_len, int64_t max_predictions) {
     struct bert_config config;
+    struct network_form form = form_of(settings);
     struct backend *backend;
     struct comm *comm;
     TRY(hf_folder_read_config(folder, &config));
     struct bert_shape shape = {
         .sequences = settings->train.micro_batch, .seq_len = seq_len, .max_predictions = max_predictions};
     TRY(open_device(settings, &backend, &comm));
-    TRY(network_new(network, &config, &shape, dtype_of(settings), NULL, 0, 0, backend, comm));
+    TRY(network_new(network, &config, &shape, &form, NULL, 0, 0, backend, comm));
     struct hf_model model = {.config = &network->config, .graph = network->graph, .exec = network->exec};
     status code = hf_folder_load(folder, &model, NULL, 0);
     if (code == OK)

@@ -287,6 +287,16 @@ static void embed_dw(struct ref_call *call) {
     EACH(IN(0)) AT(OUT(0), IN(2).i[r], c) += AT(IN(0), r, c);
 }
 
+static void attn_mask(struct ref_call *call) {
+    const struct ragged *ragged = call->ragged;
+    for (int64_t s = 0; s < ragged->sequences; s++) {
+        int64_t n = ragged->starts[s + 1] - ragged->starts[s];
+        for (int64_t at = 0; at < call->heads * n * n; at++)
+            OUT(0).d[call->heads * ragged->square_starts[s] + at] =
+                IN(0).d[call->heads * ragged->square_starts[s] + at] + IN(1).d[ragged->starts[s] + at % n];
+    }
+}
+
 static const reference references[OP_COUNT] = {
     [OP_gather] = gather,
     [OP_add] = add,
@@ -297,6 +307,7 @@ static const reference references[OP_COUNT] = {
     [OP_act] = act,
     [OP_attn_scores] = attn_dots,
     [OP_attn_scale] = attn_scale,
+    [OP_attn_mask] = attn_mask,
     [OP_softmax] = softmax,
     [OP_attn_dropout] = attn_dropout,
     [OP_attn_context] = attn_context,
@@ -322,7 +333,7 @@ static const reference references[OP_COUNT] = {
 
 bool reference_run(struct ref_call *call) {
     if (!references[call->op])
-        return false;
+        return reference_run_fused(call);
     references[call->op](call);
     return true;
 }

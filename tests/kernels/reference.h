@@ -17,6 +17,7 @@ struct ref_call {
     struct attr attr;
     struct ref_operand in[MAX_OPERANDS], out[MAX_OPERANDS];
     bool accumulate, evaluate;
+    enum dtype compute; /* rounds what stands between two parts of an operator, where op.def says that it is stored */
     uint64_t seed;
     int64_t heads, longest_position, hidden;
     const struct ragged *ragged;
@@ -24,5 +25,8 @@ struct ref_call {
 
 /* Fills the outputs; false if the operator has no reference here (the optimizer's are in tests/optim). */
 bool reference_run(struct ref_call *call);
+
+/* Of the fused operators, made of the others' references; the same contract. */
+bool reference_run_fused(struct ref_call *call);
 
 #endif

@@ -77,43 +77,62 @@ struct op_case {
     enum op op;
     const char *letters; /* pairs: letter of op.def, letter of a size */
     double growth;
+    double terms;  /* the result is a difference of terms as large as so many times input 0, and may be 0 itself */
+    int roundings; /* of values between its parts, to the compute dtype: each may move the result by a unit */
 };
 
 static const struct op_case cases[] = {
-    {OP_gather, "rtcinv", 0},
-    {OP_gather, "rmcint", 0},
-    {OP_add, "rtci", 2},
-    {OP_layernorm, "rtci", 64},
-    {OP_dropout, "rtci", 4},
-    {OP_linear, "rtkiou", 64},
-    {OP_linear, "rmkiov", 64},
-    {OP_bias, "rtcu", 2},
-    {OP_act, "rtcu", 32},
-    {OP_attn_scores, "rtci", 64},
-    {OP_attn_scale, "", 4},
-    {OP_softmax, "", 64},
-    {OP_attn_dropout, "", 4},
-    {OP_attn_context, "rtci", 64},
-    {OP_xent, "rmcv", 64},
-    {OP_loss_sum, "rm", 1},
-    {OP_xent_dx, "rmcv", 64},
-    {OP_linear_dx, "rtkiou", 64},
-    {OP_linear_dx, "rmkiov", 64},
-    {OP_linear_dw, "rtkiou", 128},
-    {OP_linear_dw, "rmkiov", 128},
-    {OP_bias_dw, "rtcu", 64},
-    {OP_act_dx, "rtcu", 64},
-    {OP_layernorm_dx, "rtci", 128},
-    {OP_layernorm_dw, "rtci", 128},
-    {OP_dropout_dx, "rtci", 4},
-    {OP_attn_scores_dq, "rtci", 64},
-    {OP_attn_scores_dk, "rtci", 64},
-    {OP_attn_context_dp, "rtci", 64},
-    {OP_attn_context_dv, "rtci", 64},
-    {OP_attn_dropout_dx, "", 4},
-    {OP_softmax_dx, "", 64},
-    {OP_scatter_rows, "mmcirt", 0},
-    {OP_embed_dw, "rtcinv", 64},
+    {OP_gather, "rtcinv", 0, 0, 0},
+    {OP_gather, "rmcint", 0, 0, 0},
+    {OP_add, "rtci", 2, 0, 0},
+    {OP_layernorm, "rtci", 64, 0, 0},
+    {OP_dropout, "rtci", 4, 0, 0},
+    {OP_linear, "rtkiou", 64, 0, 0},
+    {OP_linear, "rmkiov", 64, 0, 0},
+    {OP_bias, "rtcu", 2, 0, 0},
+    {OP_act, "rtcu", 32, 0, 0},
+    {OP_attn_scores, "rtci", 64, 0, 0},
+    {OP_attn_scale, "", 4, 0, 0},
+    {OP_attn_mask, "rt", 4, 0, 0},
+    {OP_softmax, "", 64, 0, 0},
+    {OP_attn_dropout, "", 4, 0, 0},
+    {OP_attn_context, "rtci", 64, 0, 0},
+    {OP_xent, "rmcv", 64, 0, 0},
+    {OP_loss_sum, "rm", 1, 0, 0},
+    {OP_xent_dx, "rmcv", 64, 0, 0},
+    {OP_linear_dx, "rtkiou", 64, 0, 0},
+    {OP_linear_dx, "rmkiov", 64, 0, 0},
+    {OP_linear_dw, "rtkiou", 128, 0, 0},
+    {OP_linear_dw, "rmkiov", 128, 0, 0},
+    {OP_bias_dw, "rtcu", 64, 0, 0},
+    {OP_act_dx, "rtcu", 64, 0, 0},
+    {OP_layernorm_dx, "rtci", 128, 0, 0},
+    {OP_layernorm_dw, "rtci", 128, 0, 0},
+    {OP_dropout_dx, "rtci", 4, 0, 0},
+    {OP_attn_scores_dq, "rtci", 64, 0, 0},
+    {OP_attn_scores_dk, "rtci", 64, 0, 0},
+    {OP_attn_context_dp, "rtci", 64, 0, 0},
+    {OP_attn_context_dv, "rtci", 64, 0, 0},
+    {OP_attn_dropout_dx, "", 4, 0, 0},
+    {OP_softmax_dx, "", 64, 0, 0},
+    {OP_scatter_rows, "mmcirt", 0, 0, 0},
+    {OP_embed_dw, "rtcinv", 64, 0, 0},
+    {OP_embedding, "rtciavbvdv", 64, 0, 0},
+    {OP_residual_norm, "rtci", 64, 0, 0},
+    {OP_residual_norm_dx, "rtci", 128, 0, 0},
+    {OP_layernorm_grad, "rtci", 128, 0, 0},
+    {OP_attention, "rtci", 128, 0, 0},
+    {OP_attention_dx, "rtci", 512, 2, 0},
+    {OP_qkv, "rtkioi", 64, 0, 0},
+    {OP_qkv_dx, "rtkioi", 128, 0, 0},
+    {OP_qkv_dw, "rtkioi", 128, 0, 0},
+    {OP_linear_bias, "rtkiou", 64, 0, 0},
+    {OP_linear_act, "rtkiou", 64, 12, 0},
+    {OP_linear_xent, "rmkiov", 64, 0, 1},
+    {OP_linear_dx_act, "rtkuoi", 128, 0, 0},
+    {OP_linear_dx_add, "rtkiou", 64, 0, 0},
+    {OP_linear_dw_bias, "rtkiou", 128, 0, 0},
+    {OP_scatter_two, "mmbmcirt", 2, 0, 0},
 };
 enum { CASES = sizeof cases / sizeof *cases };
 
@@ -190,7 +209,7 @@ static void fill_index(struct sides *sides, int operand, const char *name, struc
     for (int64_t row = 0; row < r->rows; row++)
         r->i[row] = strcmp(name, "hit") == 0 ? (int32_t)random_below(random, 2)
                                              : (int32_t)random_below(random, (uint64_t)bound);
-    if (sides->call.op == OP_scatter_rows) /* no row twice */
+    if (sides->call.op == OP_scatter_rows || sides->call.op == OP_scatter_two) /* no row twice */
         for (int64_t row = 0; row < r->rows; row++)
             r->i[row] = (int32_t)(row * bound / r->rows);
     for (int64_t row = r->rows; row < r->padded_rows; row++)
@@ -198,7 +217,10 @@ static void fill_index(struct sides *sides, int operand, const char *name, struc
     memcpy(sides->in_data[operand], r->i, (size_t)r->padded_rows * sizeof *r->i);
 }
 
-static bool is_contraction(enum op op) { return op == OP_linear || op == OP_linear_dx || op == OP_linear_dw; }
+/* Contractions with weights run over padded rows: those of their inputs are zero. */
+static bool is_contraction(enum op op) {
+    return op_info(op)->class == CONTRACTION && strcmp(op_info(op)->space, "rok") == 0;
+}
 
 static void fill_values(struct sides *sides, int operand, const char *name, struct random_stream *random) {
     struct ref_operand *r = &sides->ref.in[operand];
@@ -223,7 +245,8 @@ static void fill_values(struct sides *sides, int operand, const char *name, stru
 static void fill_dependent(struct sides *sides) {
     struct ref_operand *in = sides->ref.in;
     enum op op = sides->call.op;
-    if (op == OP_layernorm_dx || op == OP_layernorm_dw)
+    bool norm = op == OP_layernorm_dx || op == OP_residual_norm_dx || op == OP_layernorm_grad;
+    if (norm || op == OP_layernorm_dw)
         for (int64_t r = 0; r < in[1].rows; r++) {
             double mean = 0, variance = 0;
             for (int64_t c = 0; c < in[1].columns; c++)
@@ -235,7 +258,7 @@ static void fill_dependent(struct sides *sides) {
             in[2].d[r] = get(sides->in_data[2], F32, r);
             in[3].d[r] = get(sides->in_data[3], F32, r);
         }
-    if (op == OP_layernorm_dx) /* gamma of zero and tiny gamma */
+    if (norm) /* gamma of zero and tiny gamma */
         for (int64_t c = 0; c < in[4].columns * in[4].rows && c < 2; c++) {
             put(sides->in_data[4], F32, c, c * 1e-30);
             in[4].d[c] = get(sides->in_data[4], F32, c);
@@ -248,6 +271,19 @@ static void fill_dependent(struct sides *sides) {
             put(sides->in_data[1], F32, r, log(sum));
             in[1].d[r] = get(sides->in_data[1], F32, r);
         }
+    if (op == OP_attention_dx) { /* y and lse are those of q, k and v */
+        struct ref_call forward = sides->ref;
+        forward.op = OP_attention;
+        for (int i = 0; i < 3; i++)
+            forward.in[i] = in[1 + i];
+        forward.out[0] = in[4], forward.out[1] = in[5];
+        reference_run(&forward);
+        for (int i = 4; i < 6; i++)
+            for (int64_t at = 0; at < in[i].rows * in[i].columns; at++) {
+                put(sides->in_data[i], sides->call.in[i].dtype, at, in[i].d[at]);
+                in[i].d[at] = get(sides->in_data[i], sides->call.in[i].dtype, at);
+            }
+    }
     if (op == OP_embed_dw) { /* order: rows sorted by index, stably */
         int64_t place = 0;
         for (int32_t value = 0; place < in[2].rows; value++)
@@ -278,6 +314,11 @@ static void shape_operand(const struct shape *shape, const struct tokens *t, con
         fail_msg("%s", status_message());
 }
 
+/* An index into table number `operand` of an operator that has several: the letter of its rows. */
+static char index_letter(const struct operand_info *in, int operand) {
+    return operand > 0 && in[operand - 1].rows_only ? in[operand - 1].letters[0] : 'n';
+}
+
 static void make_sides(const struct shape *shape, const struct tokens *t, const struct op_case *c, enum dtype compute,
                        const struct attr *attr, struct sides *sides) {
     const struct op_info *info = op_info(c->op);
@@ -292,6 +333,7 @@ static void make_sides(const struct shape *shape, const struct tokens *t, const 
     sides->ref = (struct ref_call){.op = c->op,
                                    .attr = *attr,
                                    .seed = 77,
+                                   .compute = compute,
                                    .heads = shape->heads,
                                    .longest_position = 130,
                                    .hidden = sides->call.hidden,
@@ -301,7 +343,11 @@ static void make_sides(const struct shape *shape, const struct tokens *t, const 
         sides->in_data[i] = xmalloc(sides->in_bytes[i] + 64);
         const char *name = info->in[i].name;
         int64_t rows, padded;
-        size_of(shape, t, c, strcmp(name, "labels") == 0 ? '?' : c->op == OP_scatter_rows ? 'r' : 'n', &rows, &padded);
+        size_of(shape, t, c,
+                strcmp(name, "labels") == 0                           ? '?'
+                : c->op == OP_scatter_rows || c->op == OP_scatter_two ? 'r'
+                                                                      : index_letter(&info->in[0], i),
+                &rows, &padded);
         if (sides->call.in[i].dtype == I32)
             fill_index(sides, i, name, &random, strcmp(name, "labels") == 0 ? shape->classes : rows);
         else
@@ -346,16 +392,21 @@ static void run(struct backend *backend, struct sides *sides, bool in_place) {
 
 /* --- comparison --- */
 
+static double root_mean_square(const struct ref_operand *operand) {
+    double squares = 0, count = (double)(operand->rows * operand->columns);
+    for (int64_t at = 0; at < operand->rows * operand->columns; at++)
+        squares += operand->d[at] * operand->d[at];
+    return count > 0 ? sqrt(squares / count) : 0;
+}
+
 static void compare(const struct sides *sides, const struct op_case *c, const char *where) {
     const struct op_info *info = op_info(c->op);
     for (int o = 0; o < info->outputs; o++) {
         const struct operand *got = &sides->call.out[o];
         const struct ref_operand *want = &sides->ref.out[o];
         int64_t count = want->rows * want->columns, all = want->padded_rows * want->columns;
-        double squares = 0;
-        for (int64_t at = 0; at < count; at++)
-            squares += want->d[at] * want->d[at];
-        double typical = count ? sqrt(squares / (double)count) : 0, unit = got->dtype == BF16 ? 0x1p-8 : 0;
+        double typical = fmax(root_mean_square(want), c->terms * root_mean_square(&sides->ref.in[0]));
+        double unit = got->dtype == BF16 ? 0x1p-8 : 0;
         for (int64_t at = 0; at < all; at++) {
             double value = get(got->data, got->dtype, at), expected = at >= count         ? 0
                                                                       : got->dtype == I32 ? want->i[at]
@@ -363,7 +414,8 @@ static void compare(const struct sides *sides, const struct op_case *c, const ch
             double size = fmax(fabs(expected), typical);
             double bound = at >= count || got->dtype == I32 || got->dtype == U8
                                ? 0
-                               : c->growth * 0x1p-24 * size + unit * 1.01 * fabs(expected);
+                               : c->growth * 0x1p-24 * size + unit * 1.01 * fabs(expected) +
+                                     c->roundings * (sides->ref.compute == BF16 ? 0x1p-8 : 0) * size;
             if (!(fabs(value - expected) <= bound))
                 fail_msg("%s, %s, output %s, element %lld (row %lld of %lld): %.9g, expected %.9g within %.2g",
                          info->name, where, info->out[o].name, (long long)at, (long long)(at / want->columns),
@@ -432,14 +484,27 @@ static void test_no_operator_is_left_out(void **state) {
     }
 }
 
-static bool has_act(enum op op) { return op == OP_act || op == OP_act_dx; }
+static bool has_act(enum op op) {
+    return op == OP_act || op == OP_act_dx || op == OP_linear_act || op == OP_linear_dx_act;
+}
+
+static bool has_dropout(enum op op) {
+    return strstr(op_info(op)->name, "dropout") || strstr(op_info(op)->meaning, "dropout");
+}
+
+static bool accumulates(enum op op) {
+    bool any = false;
+    for (int i = 0; i < op_info(op)->outputs; i++)
+        any |= op_info(op)->out[i].accumulated;
+    return any;
+}
 
 static void all_cases(enum dtype compute) {
     for (int c = 0; c < CASES; c++)
         for (int s = 0; s < SHAPES; s++)
             for (int act = ACT_GELU; act <= (has_act(cases[c].op) ? ACT_TANH : ACT_GELU); act++)
-                for (int evaluate = 0; evaluate <= (strstr(op_info(cases[c].op)->name, "dropout") != NULL); evaluate++)
-                    for (int accumulate = 0; accumulate <= op_info(cases[c].op)->out[0].accumulated; accumulate++)
+                for (int evaluate = 0; evaluate <= has_dropout(cases[c].op); evaluate++)
+                    for (int accumulate = 0; accumulate <= accumulates(cases[c].op); accumulate++)
                         check_case(backend, &shapes[s], &cases[c], compute, act, accumulate, evaluate);
 }
 

@@ -102,7 +102,8 @@ static void open_network(const char *name, const struct reference *r, enum dtype
     struct comm *comm;
     assert_int_equal(cpu_backend_new(&backend, 0), OK);
     assert_int_equal(comm_self_new(&comm), OK);
-    if (network_new(network, &config, &shape, compute, &optim, STEPS, 0, backend, comm) != OK)
+    if (network_new(network, &config, &shape, &(struct network_form){.compute = compute, .fusion = FUSION_FULL}, &optim,
+                    STEPS, 0, backend, comm) != OK)
         fail_msg("%s", status_message());
     for (int p = 0; p < network->graph->parameter_count; p++) {
         const struct parameter *parameter = &network->graph->parameters[p];

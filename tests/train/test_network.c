@@ -71,8 +71,10 @@ static struct batch make_batch(struct data *data, int from, int to) {
                           .sequence_numbers = data->numbers};
 }
 
-static struct network open_network(const struct bert_config *config, enum dtype compute, enum optim_name name) {
+static struct network open_fused(const struct bert_config *config, enum dtype compute, enum optim_name name,
+                                 enum fusion fusion, const char *without) {
     struct network network;
+    struct network_form form = {compute, fusion, without};
     struct backend *backend;
     struct comm *comm;
     struct optim_config optim = {.name = name,
@@ -84,7 +86,7 @@ static struct network open_network(const struct bert_config *config, enum dtype 
                                  .bias_correction = true};
     assert_int_equal(cpu_backend_new(&backend, 0), OK);
     assert_int_equal(comm_self_new(&comm), OK);
-    status code = network_new(&network, config, &shape, compute, &optim, 200, 7, backend, comm);
+    status code = network_new(&network, config, &shape, &form, &optim, 200, 7, backend, comm);
     if (code != OK)
         fail_msg("%s", status_message());
     assert_int_equal(network_init_weights(&network, 3), OK);
@@ -93,6 +95,10 @@ static struct network open_network(const struct bert_config *config, enum dtype 
         rates[i] = 3e-3f;
     assert_int_equal(exec_upload(network.exec, network.optim.lr_table, rates, 200), OK);
     return network;
+}
+
+static struct network open_network(const struct bert_config *config, enum dtype compute, enum optim_name name) {
+    return open_fused(config, compute, name, FUSION_FULL, NULL);
 }
 
 static double loss_of(struct network *network, const struct batch *batch, int passes) {
@@ -274,11 +280,86 @@ static void test_learns_a_batch_by_heart(void **state) {
     assert_true(train(F32, OPTIM_LAMB) < 3);
 }
 
+/* The loss and all gradients at a level of fusion, of two micro-batches: the second adds to the first's gradients. */
+static float *fused_step(const struct bert_config *config, enum dtype compute, enum fusion fusion, const char *without,
+                         struct step_result *result, int *nodes) {
+    struct network network = open_fused(config, compute, OPTIM_ADAMW, fusion, without);
+    struct data parts[2];
+    struct batch batches[2] = {make_batch(&parts[0], 0, 4), make_batch(&parts[1], 4, SEQUENCES)};
+    struct step_data step = {.micro_batches = 2,
+                             .batches = batches,
+                             .sequences = SEQUENCES,
+                             .tokens = batches[0].tokens + batches[1].tokens,
+                             .masked = batches[0].masked + batches[1].masked};
+    if (network_step(&network, &step, result) != OK)
+        fail_msg("%s", status_message());
+    float *gradients = all_gradients(&network);
+    *nodes = network.graph->node_count;
+    network_free(&network);
+    return gradients;
+}
+
+/* The largest difference of a parameter's gradients, by the measure of docs/architecture.md. */
+static double worst_difference(const struct bert_config *config, const float *a, const float *b) {
+    struct network network = open_network(config, F32, OPTIM_ADAMW);
+    const struct graph *graph = network.graph;
+    double all = 0, worst = 0;
+    for (int64_t i = 0; i < graph->flat_count; i++)
+        all += (double)b[i] * b[i];
+    for (int p = 0; p < graph->parameter_count; p++) {
+        const struct parameter *parameter = &graph->parameters[p];
+        double error = 0, norm = 0;
+        for (int64_t i = parameter->offset; i < parameter->offset + parameter->rows * parameter->columns; i++) {
+            error += ((double)a[i] - b[i]) * ((double)a[i] - b[i]);
+            norm += (double)b[i] * b[i];
+        }
+        double least = 1e-3 * sqrt(all / graph->parameter_count), size = sqrt(norm) > least ? sqrt(norm) : least;
+        worst = sqrt(error) / size > worst ? sqrt(error) / size : worst;
+    }
+    network_free(&network);
+    return worst;
+}
+
+/* Every level, and the full one without each rule in turn, computes what the unfused graph does: dropout on and off,
+ * with and without NSP, all in f32, whose rounding explains 1e-5. */
+static void test_fusion_changes_nothing(void **state) {
+    (void)state;
+    bool fires[64] = {false}; /* a rule is needed somewhere: without it more operators are left */
+    for (int variant = 0; variant < 3; variant++) {
+        struct bert_config config = tiny;
+        if (variant == 1)
+            config.hidden_dropout_prob = 0, config.nsp = false, config.hidden_act = ACT_GELU_NEW;
+        if (variant == 2)
+            config.hidden_dropout_prob = config.attention_probs_dropout_prob = 0, config.hidden_act = ACT_RELU;
+        struct step_result expected, result;
+        int nodes, least = 0;
+        float *unfused = fused_step(&config, F32, FUSION_NONE, NULL, &expected, &nodes);
+        for (int rule = -1; rule < 0 || fusion_rule(rule); rule++) {
+            const char *without = rule < 0 ? NULL : fusion_rule(rule);
+            float *fused = fused_step(&config, F32, FUSION_FULL, without, &result, &nodes);
+            double worst = worst_difference(&config, fused, unfused), loss = fabs(result.loss - expected.loss);
+            if (!(worst < 1e-5 && loss < 2e-6))
+                fail_msg("variant %d without %s: gradients differ by %g, loss by %g", variant,
+                         without ? without : "nothing", worst, loss);
+            if (rule < 0)
+                least = nodes;
+            else
+                fires[rule] |= nodes > least;
+            free(fused);
+        }
+        free(unfused);
+    }
+    for (int rule = 0; fusion_rule(rule); rule++)
+        if (!fires[rule])
+            fail_msg("rule %s changes nothing", fusion_rule(rule));
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_gradients_with_dropout), cmocka_unit_test(test_gradients_mlm_only),
-        cmocka_unit_test(test_cut_does_not_matter),    cmocka_unit_test(test_no_masked_token),
-        cmocka_unit_test(test_overflow_is_skipped),    cmocka_unit_test(test_learns_a_batch_by_heart),
+        cmocka_unit_test(test_gradients_with_dropout),  cmocka_unit_test(test_gradients_mlm_only),
+        cmocka_unit_test(test_cut_does_not_matter),     cmocka_unit_test(test_no_masked_token),
+        cmocka_unit_test(test_fusion_changes_nothing),  cmocka_unit_test(test_overflow_is_skipped),
+        cmocka_unit_test(test_learns_a_batch_by_heart),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -202,6 +202,21 @@ CPU_DISPATCH static status scale_head(struct cpu *cpu, const struct op_call *cal
 
 status cpu_attn_scale(struct cpu *cpu, const struct op_call *call) { return each_head(cpu, call, scale_head); }
 
+CPU_DISPATCH static status mask_head(struct cpu *cpu, const struct op_call *call, const struct head *head) {
+    float *buffer = cpu_scratch(cpu, 0, head->n);
+    const float *mask = (const float *)call->in[1].data + head->row;
+    for (int64_t j = 0; j < head->n; j++) {
+        const float *x = matrix_read(&call->in[0], head, j, buffer);
+        float *y = matrix_write(&call->out[0], head, j, buffer);
+        for (int64_t k = 0; k < head->n; k++)
+            y[k] = x[k] + mask[k];
+        matrix_written(&call->out[0], head, j, y);
+    }
+    return OK;
+}
+
+status cpu_attn_mask(struct cpu *cpu, const struct op_call *call) { return each_head(cpu, call, mask_head); }
+
 CPU_DISPATCH static void softmax_row(const float *x, float *y, int64_t n) {
     float most = vector_max(x, n);
     for (int64_t k = 0; k < n; k++)
@@ -258,8 +273,9 @@ static status dropout_head(struct cpu *cpu, const struct op_call *call, const st
         if (call->evaluate)
             memset(mask, 1, (size_t)head->n);
         else
-            dropout_mask(call->seed, call->attr->site, call->ragged->sequence_numbers[head->sequence], first, head->n,
-                         dropout_threshold(call->attr->probability), mask);
+            dropout_mask(&(struct dropout_place){call->seed, call->attr->site,
+                                                 call->ragged->sequence_numbers[head->sequence], first},
+                         head->n, dropout_threshold(call->attr->probability), mask);
         apply_mask(call, head, j, mask, buffer);
     }
     return OK;

@@ -10,7 +10,7 @@
 #include "kernels/cpu/contraction.h"
 #include "kernels/cpu/kernels.h"
 
-enum { SLOTS = 4 };
+enum { SLOTS = 4, SHARED_SLOTS = 7 };
 
 struct cpu {
     struct backend backend;
@@ -19,9 +19,9 @@ struct cpu {
     struct scratch {
         float *data;
         int64_t count;
-    } * scratch;              /* [threads][SLOTS] */
-    double peak[DTYPE_COUNT]; /* flop/s, measured once */
-    double bandwidth;         /* bytes/s, measured once */
+    } * scratch, shared[SHARED_SLOTS]; /* [threads][SLOTS]; of all threads */
+    double peak[DTYPE_COUNT];          /* flop/s, measured once */
+    double bandwidth;                  /* bytes/s, measured once */
 };
 
 typedef status (*kernel)(struct cpu *cpu, const struct op_call *call);
@@ -31,8 +31,7 @@ static const kernel kernels[OP_COUNT] = {
 #undef OP
 };
 
-float *cpu_scratch(struct cpu *cpu, int slot, int64_t count) {
-    struct scratch *scratch = &cpu->scratch[parallel_thread() * SLOTS + slot];
+static float *grow(struct scratch *scratch, int64_t count) {
     if (scratch->count < count) {
         free(scratch->data);
         scratch->data = xmalloc((size_t)count * sizeof *scratch->data);
@@ -40,6 +39,12 @@ float *cpu_scratch(struct cpu *cpu, int slot, int64_t count) {
     }
     return scratch->data;
 }
+
+float *cpu_scratch(struct cpu *cpu, int slot, int64_t count) {
+    return grow(&cpu->scratch[parallel_thread() * SLOTS + slot], count);
+}
+
+float *cpu_shared(struct cpu *cpu, int slot, int64_t count) { return grow(&cpu->shared[slot], count); }
 
 struct contractions *cpu_contractions(struct cpu *cpu) {
     return cpu->contractions;
@@ -196,6 +201,8 @@ static void cpu_free(struct backend *backend) {
     for (int i = 0; i < cpu->threads * SLOTS; i++)
         free(cpu->scratch[i].data);
     free(cpu->scratch);
+    for (int i = 0; i < SHARED_SLOTS; i++)
+        free(cpu->shared[i].data);
     contractions_free(cpu->contractions);
     free(cpu);
 }

@@ -1,9 +1,9 @@
 /* Operators that touch every element once: sums, activations, dropout, rows moved by an index. */
 #include <string.h>
 
+#include "kernels/cpu/activation.h"
 #include "kernels/cpu/dropout.h"
 #include "kernels/cpu/kernels.h"
-#include "kernels/cpu/vector.h"
 
 static size_t row_bytes(const struct operand *operand) { return (size_t)operand->columns * dtype_size(operand->dtype); }
 
@@ -28,6 +28,24 @@ status cpu_scatter_rows(struct cpu *cpu, const struct op_call *call) {
     memset(dx->data, 0, (size_t)dx->padded_rows * row_bytes(dx));
     for (int64_t row = 0; row < dy->rows; row++)
         memcpy(row_at(dx, index[row]), row_at(dy, row), row_bytes(dx));
+    return OK;
+}
+
+status cpu_scatter_two(struct cpu *cpu, const struct op_call *call) {
+    const struct operand *dx = &call->out[0];
+    int64_t n = dx->columns;
+    memset(dx->data, 0, (size_t)dx->padded_rows * row_bytes(dx));
+    for (int part = 0; part < 2; part++) {
+        const struct operand *dy = &call->in[2 * part];
+        const int32_t *index = call->in[2 * part + 1].data;
+        for (int64_t row = 0; row < dy->rows; row++) {
+            float *y = row_write(dx, index[row], cpu_scratch(cpu, 2, n));
+            const float *a = row_read(dx, index[row], y), *b = row_read(dy, row, cpu_scratch(cpu, 1, n));
+            for (int64_t i = 0; i < n; i++)
+                y[i] = a[i] + b[i];
+            row_written(dx, index[row], y);
+        }
+    }
     return OK;
 }
 
@@ -58,77 +76,22 @@ status cpu_bias(struct cpu *cpu, const struct op_call *call) { return cpu_rows(c
 
 /* --- activations --- */
 
-static const float ROOT_2_OVER_PI = 0.7978845608f, CUBIC = 0.044715f, INVERSE_ROOT_2PI = 0.3989422804f;
-
-static inline float gelu(float x) {
-    float bell;
-    return x * vector_normal(x, &bell);
-}
-
-static inline float gelu_slope(float x) {
-    float bell, below = vector_normal(x, &bell);
-    return below + x * INVERSE_ROOT_2PI * bell;
-}
-
-static inline float gelu_new(float x) { return 0.5f * x * (1 + vector_tanh(ROOT_2_OVER_PI * (x + CUBIC * x * x * x))); }
-
-static inline float gelu_new_slope(float x) {
-    float t = vector_tanh(ROOT_2_OVER_PI * (x + CUBIC * x * x * x));
-    return 0.5f * (1 + t) + 0.5f * x * (1 - t * t) * ROOT_2_OVER_PI * (1 + 3 * CUBIC * x * x);
-}
-
-CPU_DISPATCH static void act_row(struct cpu *cpu, const struct op_call *call, int64_t row) {
+static void act_row(struct cpu *cpu, const struct op_call *call, int64_t row) {
     int64_t n = call->out[0].columns;
     const float *x = row_read(&call->in[0], row, cpu_scratch(cpu, 0, n));
     float *y = row_write(&call->out[0], row, cpu_scratch(cpu, 2, n));
-    switch (call->attr->act) {
-        case ACT_GELU:
-            for (int64_t i = 0; i < n; i++)
-                y[i] = gelu(x[i]);
-            break;
-        case ACT_GELU_NEW:
-            for (int64_t i = 0; i < n; i++)
-                y[i] = gelu_new(x[i]);
-            break;
-        case ACT_RELU:
-            for (int64_t i = 0; i < n; i++)
-                y[i] = x[i] > 0 ? x[i] : 0;
-            break;
-        case ACT_TANH:
-            for (int64_t i = 0; i < n; i++)
-                y[i] = vector_tanh(x[i]);
-            break;
-    }
+    activate(call->attr->act, x, y, n);
     row_written(&call->out[0], row, y);
 }
 
 status cpu_act(struct cpu *cpu, const struct op_call *call) { return cpu_rows(cpu, call, act_row); }
 
-CPU_DISPATCH static void act_dx_row(struct cpu *cpu, const struct op_call *call, int64_t row) {
+static void act_dx_row(struct cpu *cpu, const struct op_call *call, int64_t row) {
     int64_t n = call->out[0].columns;
     const float *x = row_read(&call->in[0], row, cpu_scratch(cpu, 0, n));
     const float *dy = row_read(&call->in[1], row, cpu_scratch(cpu, 1, n));
     float *dx = row_write(&call->out[0], row, cpu_scratch(cpu, 2, n));
-    switch (call->attr->act) {
-        case ACT_GELU:
-            for (int64_t i = 0; i < n; i++)
-                dx[i] = dy[i] * gelu_slope(x[i]);
-            break;
-        case ACT_GELU_NEW:
-            for (int64_t i = 0; i < n; i++)
-                dx[i] = dy[i] * gelu_new_slope(x[i]);
-            break;
-        case ACT_RELU:
-            for (int64_t i = 0; i < n; i++)
-                dx[i] = x[i] > 0 ? dy[i] : 0;
-            break;
-        case ACT_TANH:
-            for (int64_t i = 0; i < n; i++) {
-                float t = vector_tanh(x[i]);
-                dx[i] = dy[i] * (1 - t * t);
-            }
-            break;
-    }
+    activation_gradient(call->attr->act, x, dy, dx, n);
     row_written(&call->out[0], row, dx);
 }
 
@@ -146,8 +109,9 @@ static void dropout_row(struct cpu *cpu, const struct op_call *call, int64_t row
     if (call->evaluate)
         memset(mask, 1, (size_t)n);
     else
-        dropout_mask(call->seed, call->attr->site, ragged->sequence_numbers[sequence], position * call->hidden, n,
-                     dropout_threshold(call->attr->probability), mask);
+        dropout_mask(&(struct dropout_place){call->seed, call->attr->site, ragged->sequence_numbers[sequence],
+                                             position * call->hidden},
+                     n, dropout_threshold(call->attr->probability), mask);
     for (int64_t i = 0; i < n; i++)
         y[i] = mask[i] ? x[i] * scale : 0;
     row_written(&call->out[0], row, y);

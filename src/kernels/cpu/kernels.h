@@ -12,6 +12,11 @@ struct cpu;
  * needed. */
 float *cpu_scratch(struct cpu *cpu, int slot, int64_t count);
 
+/* The same for memory that all threads see, slots 0 to 6: to be asked for outside parallel regions with a count, inside
+ * with 0, which gives what is there. */
+enum { XENT_SLOT = 6 };
+float *cpu_shared(struct cpu *cpu, int slot, int64_t count);
+
 struct contractions *cpu_contractions(struct cpu *cpu);
 
 /* A kernel per operator of op.def. */

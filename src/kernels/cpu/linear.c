@@ -3,44 +3,17 @@
 #include <string.h>
 
 #include "kernels/cpu/contraction.h"
-#include "kernels/cpu/kernels.h"
-
-/* --- operands that the processor does not multiply are contracted as floats --- */
+#include "kernels/cpu/tiles.h"
 
 struct conversion {
     const struct operand *operand;
-    float *values; /* [padded_rows, stride] */
-    int64_t stride;
+    const float *values; /* [padded_rows, columns] */
 };
-
-static void to_float(void *ctx, int64_t begin, int64_t end) {
-    const struct conversion *job = ctx;
-    int64_t n = job->operand->columns;
-    for (int64_t row = begin; row < end; row++) {
-        float *to = job->values + row * job->stride;
-        const float *from = row_read(job->operand, row, to);
-        if (from != to)
-            memcpy(to, from, (size_t)n * sizeof *to);
-    }
-}
 
 static void from_float(void *ctx, int64_t begin, int64_t end) {
     const struct conversion *job = ctx;
     for (int64_t row = begin; row < end; row++)
-        row_written(job->operand, row, job->values + row * job->stride);
-}
-
-/* The operand as floats with a row stride: in place, or in scratch. A transposed operand whose rows lie whole pages
- * apart is copied too: walking down its columns would meet the same few cache sets (half the speed). */
-static const float *as_float(struct cpu *cpu, const struct operand *operand, int slot, bool transposed,
-                             int64_t *stride) {
-    bool aliases = transposed && operand->columns * (int64_t)sizeof(float) % 4096 == 0;
-    *stride = operand->columns + (aliases ? 16 : 0);
-    if (operand->dtype == F32 && !aliases)
-        return operand->data;
-    struct conversion job = {operand, cpu_scratch(cpu, slot, operand->padded_rows * *stride), *stride};
-    parallel_for(operand->padded_rows, 16, to_float, &job);
-    return job.values;
+        row_written(job->operand, row, job->values + row * job->operand->columns);
 }
 
 /* y = op(a) op(b), for row-major operands without gaps; k and n as they are, rows padded. */
@@ -60,13 +33,14 @@ static status multiply(struct cpu *cpu, const struct op_call *call, bool transpo
         product.dtype_a = product.dtype_b = a->dtype, product.dtype_c = y->dtype;
         return contract(contractions, &product, a->data, b->data, y->data);
     }
-    const float *a_values = as_float(cpu, a, 0, transpose_a, &product.stride_a);
-    const float *b_values = as_float(cpu, b, 1, false, &product.stride_b);
+    /* operands that the processor does not multiply are contracted as floats */
+    const float *a_values = operand_floats(cpu, a, 0, transpose_a, &product.stride_a);
+    const float *b_values = operand_floats(cpu, b, 1, false, &product.stride_b);
     bool direct = y->dtype == F32;
-    float *values = direct ? y->data : cpu_scratch(cpu, 2, y->padded_rows * y->columns);
+    float *values = direct ? y->data : cpu_shared(cpu, 2, y->padded_rows * y->columns);
     TRY(contract(contractions, &product, a_values, b_values, values));
     if (!direct) {
-        struct conversion job = {y, values, y->columns};
+        struct conversion job = {y, values};
         parallel_for(y->padded_rows, 16, from_float, &job);
     }
     return OK;

@@ -1,0 +1,240 @@
+/* Contractions with weights whose results are worked on before they are stored: biases, activations, sums, softmax. */
+#include <math.h>
+#include <string.h>
+
+#include "kernels/cpu/activation.h"
+#include "kernels/cpu/tiles.h"
+#include "kernels/cpu/vector.h"
+
+static int64_t true_rows(const struct tile_job *job, const struct tile *tile) {
+    int64_t left = job->call->out[0].rows - tile->row;
+    return left < 0 ? 0 : left < tile->rows ? left : tile->rows;
+}
+
+/* The epilogues keep the rows beyond the true count zero, whatever a bias would make of them. */
+static void zero_tail(const struct operand *operand, const struct tile_job *job, const struct tile *tile) {
+    static const float zeros[TILE_COLUMNS];
+    for (int64_t r = true_rows(job, tile); r < tile->rows; r++)
+        segment_write(operand, tile->row + r, tile->column, tile->columns, zeros);
+}
+
+CPU_DISPATCH static void add_floats(float *to, const float *from, int64_t count) {
+    for (int64_t i = 0; i < count; i++)
+        to[i] += from[i];
+}
+
+/* --- y = x w^T + b, for one weight or three --- */
+
+static void bias_epilogue(const struct tile_job *job, const struct tile *tile) {
+    const struct op_call *call = job->call;
+    const struct operand *y = &call->out[tile->part];
+    const float *bias = call->in[1 + job->parts + tile->part].data;
+    for (int64_t r = 0; r < true_rows(job, tile); r++) {
+        float *values = tile->values + r * tile->columns;
+        add_floats(values, bias + tile->column, tile->columns);
+        segment_write(y, tile->row + r, tile->column, tile->columns, values);
+    }
+    zero_tail(y, job, tile);
+}
+
+static struct tile_job forward_job(struct cpu *cpu, const struct op_call *call, int parts, tile_epilogue epilogue) {
+    struct tile_job job = {.cpu = cpu,
+                           .call = call,
+                           .parts = parts,
+                           .terms = 1,
+                           .x = {&call->in[0]},
+                           .transposed = true,
+                           .rows = call->out[0].padded_rows,
+                           .columns = call->out[0].columns,
+                           .epilogue = epilogue};
+    for (int i = 0; i < parts; i++)
+        job.w[i] = &call->in[1 + i];
+    return job;
+}
+
+status cpu_linear_bias(struct cpu *cpu, const struct op_call *call) {
+    struct tile_job job = forward_job(cpu, call, 1, bias_epilogue);
+    return tiles_run(&job);
+}
+
+status cpu_qkv(struct cpu *cpu, const struct op_call *call) {
+    struct tile_job job = forward_job(cpu, call, 3, bias_epilogue);
+    return tiles_run(&job);
+}
+
+static void act_epilogue(const struct tile_job *job, const struct tile *tile) {
+    const struct op_call *call = job->call;
+    const float *bias = call->in[2].data;
+    for (int64_t r = 0; r < true_rows(job, tile); r++) {
+        float *values = tile->values + r * tile->columns;
+        add_floats(values, bias + tile->column, tile->columns);
+        segment_write(&call->out[0], tile->row + r, tile->column, tile->columns, values);
+        activate(call->attr->act, values, values, tile->columns);
+        segment_write(&call->out[1], tile->row + r, tile->column, tile->columns, values);
+    }
+    zero_tail(&call->out[0], job, tile);
+    zero_tail(&call->out[1], job, tile);
+}
+
+status cpu_linear_act(struct cpu *cpu, const struct op_call *call) {
+    struct tile_job job = forward_job(cpu, call, 1, act_epilogue);
+    return tiles_run(&job);
+}
+
+/* --- dx = dy w, and what follows --- */
+
+static struct tile_job backward_job(struct cpu *cpu, const struct op_call *call, int terms, tile_epilogue epilogue) {
+    struct tile_job job = {.cpu = cpu,
+                           .call = call,
+                           .parts = 1,
+                           .terms = terms,
+                           .rows = call->out[0].padded_rows,
+                           .columns = call->out[0].columns,
+                           .epilogue = epilogue};
+    for (int i = 0; i < terms; i++) {
+        job.x[i] = &call->in[i];
+        job.w[i] = &call->in[terms + i];
+    }
+    return job;
+}
+
+static void residual_epilogue(const struct tile_job *job, const struct tile *tile) {
+    const struct op_call *call = job->call;
+    float buffer[TILE_COLUMNS];
+    for (int64_t r = 0; r < true_rows(job, tile); r++) {
+        float *values = tile->values + r * tile->columns;
+        add_floats(values, segment_read(&call->in[2 * job->terms], tile->row + r, tile->column, tile->columns, buffer),
+                   tile->columns);
+        segment_write(&call->out[0], tile->row + r, tile->column, tile->columns, values);
+    }
+    zero_tail(&call->out[0], job, tile);
+}
+
+status cpu_linear_dx_add(struct cpu *cpu, const struct op_call *call) {
+    struct tile_job job = backward_job(cpu, call, 1, residual_epilogue);
+    return tiles_run(&job);
+}
+
+status cpu_qkv_dx(struct cpu *cpu, const struct op_call *call) {
+    struct tile_job job = backward_job(cpu, call, 3, residual_epilogue);
+    return tiles_run(&job);
+}
+
+static void act_dx_epilogue(const struct tile_job *job, const struct tile *tile) {
+    const struct op_call *call = job->call;
+    float buffer[TILE_COLUMNS];
+    for (int64_t r = 0; r < true_rows(job, tile); r++) {
+        float *values = tile->values + r * tile->columns;
+        const float *h = segment_read(&call->in[2], tile->row + r, tile->column, tile->columns, buffer);
+        activation_gradient(call->attr->act, h, values, values, tile->columns);
+        segment_write(&call->out[0], tile->row + r, tile->column, tile->columns, values);
+    }
+    zero_tail(&call->out[0], job, tile);
+}
+
+status cpu_linear_dx_act(struct cpu *cpu, const struct op_call *call) {
+    struct tile_job job = backward_job(cpu, call, 1, act_dx_epilogue);
+    return tiles_run(&job);
+}
+
+/* --- dw = dy^T x with the bias gradient --- */
+
+static struct op_call call_with(const struct op_call *call, enum op op, const struct operand *dy,
+                                const struct operand *x, const struct operand *out) {
+    struct op_call inner = *call;
+    inner.op = op;
+    inner.in[0] = *dy;
+    inner.in[1] = *x;
+    inner.out[0] = *out;
+    return inner;
+}
+
+static status gradients(struct cpu *cpu, const struct op_call *call, int which, int count) {
+    const struct operand *dy = &call->in[which], *x = &call->in[count];
+    struct op_call weight = call_with(call, OP_linear_dw, dy, x, &call->out[which]);
+    struct op_call bias = call_with(call, OP_bias_dw, dy, x, &call->out[count + which]);
+    TRY(cpu_bias_dw(cpu, &bias));
+    return cpu_linear_dw(cpu, &weight);
+}
+
+status cpu_linear_dw_bias(struct cpu *cpu, const struct op_call *call) { return gradients(cpu, call, 0, 1); }
+
+status cpu_qkv_dw(struct cpu *cpu, const struct op_call *call) {
+    for (int i = 0; i < 3; i++)
+        TRY(gradients(cpu, call, i, 3));
+    return OK;
+}
+
+/* --- logits with their cross-entropy: a tile leaves the maximum and the sum of its columns of each row --- */
+
+struct part_sum {
+    float most, sum; /* of e^(logit - most) */
+    int32_t best;    /* first column of the maximum */
+};
+
+static void xent_epilogue(const struct tile_job *job, const struct tile *tile) {
+    const struct op_call *call = job->call;
+    const float *bias = call->in[2].data;
+    int64_t classes = call->attr->classes - tile->column, blocks = (job->columns + TILE_COLUMNS - 1) / TILE_COLUMNS;
+    classes = classes < 0 ? 0 : classes < tile->columns ? classes : tile->columns;
+    struct part_sum *sums = job->context;
+    for (int64_t r = 0; r < true_rows(job, tile); r++) {
+        float *values = tile->values + r * tile->columns, rounded[TILE_COLUMNS];
+        add_floats(values, bias + tile->column, tile->columns);
+        segment_write(&call->out[0], tile->row + r, tile->column, tile->columns, values);
+        /* the loss is that of the logits as they are stored, so that the probabilities of the backward pass add up to 1
+         */
+        const float *logits = segment_read(&call->out[0], tile->row + r, tile->column, tile->columns, rounded);
+        struct part_sum *part = &sums[(tile->row + r) * blocks + tile->column / TILE_COLUMNS];
+        *part = (struct part_sum){-INFINITY, 0, 0};
+        if (!classes)
+            continue;
+        part->most = vector_max(logits, classes);
+        part->sum = (float)vector_sum_exp(logits, part->most, classes);
+        while (part->best < classes - 1 && logits[part->best] < part->most)
+            part->best++;
+        part->best += (int32_t)tile->column;
+    }
+    zero_tail(&call->out[0], job, tile);
+}
+
+static void combine_row(struct cpu *cpu, const struct op_call *call, int64_t row) {
+    int64_t n = call->out[0].columns, blocks = (n + TILE_COLUMNS - 1) / TILE_COLUMNS;
+    const struct part_sum *sums = (const struct part_sum *)(void *)cpu_shared(cpu, XENT_SLOT, 0) + row * blocks;
+    int32_t label = ((const int32_t *)call->in[3].data)[row];
+    struct part_sum all = sums[0];
+    double sum = 0;
+    float buffer;
+    for (int64_t b = 1; b < blocks; b++)
+        if (sums[b].most > all.most)
+            all = sums[b];
+    for (int64_t b = 0; b < blocks; b++)
+        sum += (double)sums[b].sum * exp((double)(sums[b].most - all.most));
+    float lse = all.most + (float)log(sum);
+    ((float *)call->out[1].data)[row] = lse;
+    ((float *)call->out[2].data)[row] = lse - *segment_read(&call->out[0], row, label, 1, &buffer);
+    ((int32_t *)call->out[3].data)[row] = all.best == label;
+}
+
+struct combine_job {
+    struct cpu *cpu;
+    const struct op_call *call;
+};
+
+static void combine_rows(void *ctx, int64_t begin, int64_t end) {
+    const struct combine_job *job = ctx;
+    for (int64_t row = begin; row < end; row++)
+        combine_row(job->cpu, job->call, row);
+}
+
+status cpu_linear_xent(struct cpu *cpu, const struct op_call *call) {
+    struct tile_job job = forward_job(cpu, call, 1, xent_epilogue);
+    int64_t blocks = (job.columns + TILE_COLUMNS - 1) / TILE_COLUMNS;
+    job.context = cpu_shared(cpu, XENT_SLOT, job.rows * blocks * (int64_t)(sizeof(struct part_sum) / sizeof(float)));
+    TRY(tiles_run(&job));
+    struct combine_job combine = {cpu, call};
+    parallel_for(call->out[0].rows, 8, combine_rows, &combine);
+    for (int i = 1; i < 4; i++)
+        cpu_zero_tail(&call->out[i]);
+    return OK;
+}

@@ -1,0 +1,121 @@
+#include "kernels/cpu/tiles.h"
+
+#include <stdatomic.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "kernels/cpu/contraction.h"
+
+/* --- operands as floats --- */
+
+struct conversion {
+    const struct operand *operand;
+    float *values; /* [padded_rows, stride] */
+    int64_t stride;
+};
+
+CPU_DISPATCH static void to_float(void *ctx, int64_t begin, int64_t end) {
+    const struct conversion *job = ctx;
+    int64_t n = job->operand->columns;
+    for (int64_t row = begin; row < end; row++) {
+        float *to = job->values + row * job->stride;
+        const float *from = row_read(job->operand, row, to);
+        if (from != to)
+            memcpy(to, from, (size_t)n * sizeof *to);
+    }
+}
+
+const float *operand_floats(struct cpu *cpu, const struct operand *operand, int slot, bool down, int64_t *stride) {
+    bool aliases = down && operand->columns * (int64_t)sizeof(float) % 4096 == 0;
+    *stride = operand->columns + (aliases ? 16 : 0);
+    if (operand->dtype == F32 && !aliases)
+        return operand->data;
+    struct conversion job = {operand, cpu_shared(cpu, slot, operand->padded_rows * *stride), *stride};
+    parallel_for(operand->padded_rows, 16, to_float, &job);
+    return job.values;
+}
+
+CPU_DISPATCH const float *segment_read(const struct operand *operand, int64_t row, int64_t column, int64_t count,
+                                       float *buffer) {
+    int64_t at = row * operand->columns + column;
+    if (operand->dtype == F32)
+        return (const float *)operand->data + at;
+    const bf16 *from = (const bf16 *)operand->data + at;
+    for (int64_t i = 0; i < count; i++)
+        buffer[i] = bf16_to_float(from[i]);
+    return buffer;
+}
+
+CPU_DISPATCH void segment_write(const struct operand *operand, int64_t row, int64_t column, int64_t count,
+                                const float *values) {
+    int64_t at = row * operand->columns + column;
+    if (operand->dtype == F32) {
+        memcpy((float *)operand->data + at, values, (size_t)count * sizeof *values);
+        return;
+    }
+    bf16 *to = (bf16 *)operand->data + at;
+    for (int64_t i = 0; i < count; i++)
+        to[i] = bf16_from_float(values[i]);
+}
+
+/* --- tiles --- */
+
+struct run {
+    const struct tile_job *job;
+    const float *x[MOST_TERMS], *w[MOST_TERMS];
+    int64_t x_stride[MOST_TERMS], w_stride[MOST_TERMS];
+    int64_t row_tiles, column_tiles;
+    atomic_flag failed;
+    status code; /* and message: of the first tile that failed */
+    char message[256];
+};
+
+static status run_tile(const struct run *run, int64_t number) {
+    const struct tile_job *job = run->job;
+    int64_t row_tile = number % run->row_tiles, rest = number / run->row_tiles;
+    struct tile tile = {.part = (int)(rest / run->column_tiles),
+                        .row = row_tile * TILE_ROWS,
+                        .column = rest % run->column_tiles * TILE_COLUMNS};
+    tile.rows = job->rows - tile.row < TILE_ROWS ? job->rows - tile.row : TILE_ROWS;
+    tile.columns = job->columns - tile.column < TILE_COLUMNS ? job->columns - tile.column : TILE_COLUMNS;
+    tile.values = cpu_scratch(job->cpu, 0, TILE_ROWS * TILE_COLUMNS);
+    for (int t = 0; t < job->terms; t++) {
+        int which = job->terms > 1 ? t : tile.part, input = job->terms > 1 ? t : 0;
+        struct product product = {.transpose_b = job->transposed,
+                                  .add = t > 0,
+                                  .m = tile.rows,
+                                  .n = tile.columns,
+                                  .k = job->x[input]->columns,
+                                  .stride_a = run->x_stride[input],
+                                  .stride_b = run->w_stride[which],
+                                  .stride_c = tile.columns};
+        const float *w = run->w[which] + (job->transposed ? tile.column * run->w_stride[which] : tile.column);
+        TRY(contract_f32(&product, run->x[input] + tile.row * run->x_stride[input], w, tile.values));
+    }
+    job->epilogue(job, &tile);
+    return OK;
+}
+
+static void run_tiles(void *ctx, int64_t begin, int64_t end) {
+    struct run *run = ctx;
+    for (int64_t number = begin; number < end; number++) {
+        status code = run_tile(run, number);
+        if (code != OK && !atomic_flag_test_and_set(&run->failed)) {
+            run->code = code;
+            snprintf(run->message, sizeof run->message, "%s", status_message());
+        }
+    }
+}
+
+status tiles_run(struct tile_job *job) {
+    struct run run = {.job = job, .failed = ATOMIC_FLAG_INIT};
+    int weights = job->terms > 1 ? job->terms : job->parts;
+    for (int t = 0; t < job->terms; t++)
+        run.x[t] = operand_floats(job->cpu, job->x[t], t, false, &run.x_stride[t]);
+    for (int i = 0; i < weights; i++)
+        run.w[i] = operand_floats(job->cpu, job->w[i], MOST_TERMS + i, false, &run.w_stride[i]);
+    run.row_tiles = (job->rows + TILE_ROWS - 1) / TILE_ROWS;
+    run.column_tiles = (job->columns + TILE_COLUMNS - 1) / TILE_COLUMNS;
+    parallel_for(run.row_tiles * run.column_tiles * job->parts, 1, run_tiles, &run);
+    return run.code == OK ? OK : status_set(run.code, run.message);
+}

@@ -1,0 +1,41 @@
+/* Contractions whose result is worked on tile by tile while it is still in the cache, before it is stored. */
+#ifndef BERTH_KERNELS_CPU_TILES_H
+#define BERTH_KERNELS_CPU_TILES_H
+
+#include "kernels/cpu/kernels.h"
+
+enum { TILE_ROWS = 256, TILE_COLUMNS = 256, MOST_TERMS = 3 };
+
+/* A tile of the product number `part`: rows [row, row + rows) and columns [column, column + columns) stand in
+ * values[rows][columns], without gaps. Rows beyond the true count are zero. */
+struct tile {
+    int part;
+    int64_t row, rows, column, columns;
+    float *values;
+};
+
+struct tile_job;
+typedef void (*tile_epilogue)(const struct tile_job *job, const struct tile *tile);
+
+/* y = sum over terms of x op(w), for every part. x: [padded rows, k]; w: [n, k], or [k, n] unless `transposed`. */
+struct tile_job {
+    struct cpu *cpu;
+    const struct op_call *call;
+    int parts, terms;
+    const struct operand *x[MOST_TERMS], *w[MOST_TERMS]; /* [parts] or [terms]: one of both is 1 */
+    bool transposed;
+    int64_t rows, columns; /* of y, padded */
+    tile_epilogue epilogue;
+    void *context;
+};
+status tiles_run(struct tile_job *job);
+
+/* Columns [column, column + count) of a row as floats, in place (f32) or in `buffer`. */
+const float *segment_read(const struct operand *operand, int64_t row, int64_t column, int64_t count, float *buffer);
+void segment_write(const struct operand *operand, int64_t row, int64_t column, int64_t count, const float *values);
+
+/* The whole operand as floats with a row stride: in place, or in shared scratch `slot`. A `down` operand is walked down
+ * its columns: one whose rows lie whole pages apart is copied too, as it would meet the same few cache sets. */
+const float *operand_floats(struct cpu *cpu, const struct operand *operand, int slot, bool down, int64_t *stride);
+
+#endif
