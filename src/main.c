@@ -22,6 +22,7 @@ static const struct command {
     {"train", cmd_train, "pretrain a model, or go on with a run"},
     {"eval", cmd_eval, "evaluate a model on held-out shards"},
     {"inspect", cmd_inspect, "show what is in a shard or a checkpoint"},
+    {"analyze", cmd_analyze, "show what a training step moves and computes"},
     {"config", cmd_config, "list all settings, or the effective ones of a file"},
 };
 enum { COMMAND_COUNT = sizeof commands / sizeof *commands };

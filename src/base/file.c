@@ -96,6 +96,10 @@ status file_read_at(int descriptor, const char *path, int64_t offset, void *byte
 }
 
 status file_create(struct file_out *file, const char *path) {
+    struct stat old;
+    *file = (struct file_out){.descriptor = -1};
+    if (stat(path, &old) == 0 && !S_ISREG(old.st_mode)) /* a rename would replace a device: /dev/null, /dev/stdout */
+        return bad_input("%s: is there and not a file, expected the name of a file to write", path);
     *file = (struct file_out){.path = xstrdup(path), .temporary = xasprintf("%s.tmp", path), .descriptor = -1};
     file->descriptor = faulty() ? -1 : open(file->temporary, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
     if (file->descriptor < 0) {

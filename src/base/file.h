@@ -15,7 +15,8 @@ bool folder_exists(const char *path);
 status file_size(const char *path, int64_t *bytes);
 
 /* Writing: bytes go to "PATH.tmp"; `file_commit` flushes them to disk and renames the file into place, so that PATH is
- * either the old file or the whole new one. `file_abandon` removes what was written; it does nothing after a commit. */
+ * either the old file or the whole new one. BAD_INPUT if PATH is there and is a folder or a device. `file_abandon`
+ * removes what was written; it does nothing after a commit. */
 struct file_out {
     char *path, *temporary;
     int descriptor; /* -1 when closed */

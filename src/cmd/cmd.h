@@ -11,6 +11,7 @@ status cmd_vocab(int argc, char **argv);
 status cmd_shard(int argc, char **argv);
 status cmd_tokenize(int argc, char **argv);
 status cmd_inspect(int argc, char **argv);
+status cmd_analyze(int argc, char **argv);
 status cmd_config(int argc, char **argv);
 
 /* Command-line options of the tools that take no INI file. One table describes an option, its help and where its value

@@ -52,6 +52,9 @@ struct backend {
     /* Measured dense contraction rate in flop/s for a compute dtype, or 0 where unknown. Takes a fraction of a second
      * the first time it is asked. */
     double (*peak_flops)(struct backend *backend, enum dtype compute);
+    /* Measured rate in bytes/s at which arrays far larger than any cache are read and written, or 0 where unknown.
+     * Takes less than half a second the first time it is asked. */
+    double (*bandwidth)(struct backend *backend);
     void (*describe)(const struct backend *backend, char *line, size_t size); /* "cpu: 2 threads, AVX2, oneDNN 2.6.3" */
     void (*free)(struct backend *backend);
 };

@@ -3,6 +3,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/clock.h"
+
 struct exec {
     struct graph *graph;
     struct backend *backend;
@@ -15,6 +17,7 @@ struct exec {
     void *starts, *square_starts, *token_sequence, *sequence_numbers;
     int64_t *square_host;   /* [b+1] */
     int32_t *sequence_host; /* [t] */
+    double *seconds;        /* [nodes] of the profile, the caller's; or NULL */
 };
 
 static status check_support(const struct exec *exec) {
@@ -204,11 +207,18 @@ static status run_node(struct exec *exec, const struct node *node, bool first, b
 }
 
 status exec_run(struct exec *exec, int passes, bool first, bool evaluate) {
-    for (int n = 0; n < exec->graph->node_count; n++)
-        if (exec->graph->nodes[n].pass & passes)
-            TRY(run_node(exec, &exec->graph->nodes[n], first, evaluate));
+    for (int n = 0; n < exec->graph->node_count; n++) {
+        if (!(exec->graph->nodes[n].pass & passes))
+            continue;
+        double began = exec->seconds ? clock_seconds() : 0;
+        TRY(run_node(exec, &exec->graph->nodes[n], first, evaluate));
+        if (exec->seconds)
+            exec->seconds[n] += clock_seconds() - began;
+    }
     return OK;
 }
+
+void exec_profile(struct exec *exec, double *seconds) { exec->seconds = seconds; }
 
 const struct plan *exec_plan(const struct exec *exec) { return &exec->plan; }
 

@@ -129,6 +129,14 @@ static double operand_bytes(const struct graph *graph, const struct node *node, 
     return count * (double)dtype_size(t->dtype);
 }
 
+/* Of an update in f32, the weights that contractions read are the master weights: written once. */
+static bool is_earlier_output(const struct node *node, int output) {
+    for (int i = 0; i < output; i++)
+        if (node->out[i] == node->out[output])
+            return true;
+    return false;
+}
+
 void node_bytes(const struct graph *graph, const struct node *node, const struct sizes *sizes, double *in,
                 double *out) {
     const struct op_info *info = op_info(node->op);
@@ -136,6 +144,8 @@ void node_bytes(const struct graph *graph, const struct node *node, const struct
     for (int i = 0; i < info->inputs; i++)
         *in += operand_bytes(graph, node, &info->in[i], node->in[i], sizes);
     for (int i = 0; i < info->outputs; i++) {
+        if (is_earlier_output(node, i))
+            continue;
         double bytes = operand_bytes(graph, node, &info->out[i], node->out[i], sizes);
         *out += bytes;
         if (info->out[i].updated || (info->out[i].accumulated && node->attr.add_always))

@@ -67,11 +67,15 @@ static struct optim_config optim_of(const struct settings *settings) {
     };
 }
 
-/* network_new takes both over. */
-static status open_device(const struct settings *settings, struct backend **backend, struct comm **comm) {
+status setup_backend(const struct settings *settings, struct backend **backend) {
     if (settings->device.type == DEVICE_TYPE_CUDA)
         return bad_input("device.type = cuda: this version of berth has no CUDA backend; expected auto or cpu");
-    TRY(cpu_backend_new(backend, (int)settings->device.threads));
+    return cpu_backend_new(backend, (int)settings->device.threads);
+}
+
+/* network_new takes both over. */
+static status open_device(const struct settings *settings, struct backend **backend, struct comm **comm) {
+    TRY(setup_backend(settings, backend));
     status code = comm_self_new(comm);
     if (code != OK)
         (*backend)->free(*backend);
@@ -191,14 +195,30 @@ static status adopt_initial_config(const struct training *training, struct bert_
     return OK;
 }
 
-static status make_config(const struct training *training, struct bert_config *config) {
-    const struct settings *settings = training->settings;
-    *config = config_of(settings);
-    if (*settings->model.init)
+/* All but what the data decides; vocab_size stays 0 where nothing tells it. */
+static status adopt_config(const struct training *training, struct bert_config *config) {
+    *config = config_of(training->settings);
+    if (*training->settings->model.init)
         TRY(adopt_initial_config(training, config));
+    if (!config->vocab_size && training->tokenizer)
+        config->vocab_size = vocab_size(training->tokenizer->vocab);
+    return OK;
+}
+
+status setup_model(const struct settings *settings, struct model_setup *out) {
+    struct training training = {.settings = settings};
+    *out = (struct model_setup){.optim = optim_of(settings), .compute = dtype_of(settings)};
+    status code = open_tokenizer(&training);
+    if (code == OK)
+        code = adopt_config(&training, &out->config);
+    vocab_free(training.old_vocab);
+    hf_tokenizer_free(training.tokenizer);
+    return code;
+}
+
+static status make_config(const struct training *training, struct bert_config *config) {
+    TRY(adopt_config(training, config));
     int64_t entries = training->tokenizer ? vocab_size(training->tokenizer->vocab) : 0;
-    if (!config->vocab_size)
-        config->vocab_size = entries;
     if (!config->vocab_size)
         return bad_input("the size of the vocabulary is unknown: expected model.vocab, model.init or model.vocab_size");
     if (entries > config->vocab_size)

@@ -75,6 +75,21 @@ static void test_read_and_write(void **state) {
     free(bytes);
 }
 
+/* The rename would put a plain file in the place of a device. */
+static void test_only_files_are_replaced(void **state) {
+    (void)state;
+    struct file_out file;
+    unlink(path);
+    assert_int_equal(mkfifo(path, 0600), 0); /* of the kind, and harmless */
+    assert_int_equal(file_create(&file, path), BAD_INPUT);
+    assert_non_null(strstr(status_message(), ": is there and not a file"));
+    file_abandon(&file);
+    assert_int_equal(file_write_all(folder, "x", 1), BAD_INPUT);
+    struct stat info;
+    assert_true(stat(path, &info) == 0 && S_ISFIFO(info.st_mode));
+    unlink(path);
+}
+
 static void test_abandon(void **state) {
     (void)state;
     assert_int_equal(file_write_all(path, "old", 3), OK);
@@ -234,6 +249,7 @@ static void test_paths(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_read_and_write),
+        cmocka_unit_test(test_only_files_are_replaced),
         cmocka_unit_test(test_abandon),
         cmocka_unit_test_teardown(test_every_operation_fails, switch_faults_off),
         cmocka_unit_test(test_crash_at_every_operation),

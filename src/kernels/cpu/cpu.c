@@ -3,6 +3,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "base/clock.h"
 #include "base/memory.h"
@@ -20,6 +21,7 @@ struct cpu {
         int64_t count;
     } * scratch, shared[SHARED_SLOTS]; /* [threads][SLOTS]; of all threads */
     double peak[DTYPE_COUNT];          /* flop/s, measured once */
+    double bandwidth;                  /* bytes/s, measured once */
 };
 
 typedef status (*kernel)(struct cpu *cpu, const struct op_call *call);
@@ -139,6 +141,54 @@ static double cpu_peak_flops(struct backend *backend, enum dtype compute) {
     return cpu->peak[compute];
 }
 
+/* a = 0.5 a + b: as the triad of the STREAM benchmark, but in place, so that a cache that reads lines before they are
+ * written moves no more than is counted. */
+struct stream {
+    double *a, *b;
+};
+
+static void run_stream(void *ctx, int64_t begin, int64_t end) {
+    const struct stream *stream = ctx;
+    double *restrict a = stream->a;
+    const double *restrict b = stream->b;
+    for (int64_t i = begin; i < end; i++)
+        a[i] = 0.5 * a[i] + b[i];
+}
+
+static void touch_stream(void *ctx, int64_t begin, int64_t end) {
+    const struct stream *stream = ctx;
+    for (int64_t i = begin; i < end; i++)
+        stream->a[i] = stream->b[i] = 1;
+}
+
+/* Together the arrays are larger than the last-level cache, but for one of more than 256 MB, of which a virtual machine
+ * has a share. */
+static double measure_bandwidth(void) {
+    enum { SMALLEST = 32 << 20, LARGEST = 192 << 20, GRAIN = 1 << 14 };
+    long cache = sysconf(_SC_LEVEL3_CACHE_SIZE);
+    int64_t bytes = cache < SMALLEST ? SMALLEST : cache > LARGEST ? LARGEST : cache;
+    int64_t count = bytes / (int64_t)sizeof(double);
+    struct stream stream = {xmalloc((size_t)bytes), xmalloc((size_t)bytes)};
+    double best = 0, began = clock_seconds();
+    parallel_for(count, GRAIN, touch_stream, &stream);
+    for (int round = 0; round < 20 && (round < 2 || clock_seconds() - began < 0.35); round++) {
+        double start = clock_seconds();
+        parallel_for(count, GRAIN, run_stream, &stream);
+        double rate = 3.0 * (double)bytes / (clock_seconds() - start);
+        best = rate > best ? rate : best;
+    }
+    free(stream.a);
+    free(stream.b);
+    return best;
+}
+
+static double cpu_bandwidth(struct backend *backend) {
+    struct cpu *cpu = (struct cpu *)backend;
+    if (!cpu->bandwidth)
+        cpu->bandwidth = measure_bandwidth();
+    return cpu->bandwidth;
+}
+
 static void cpu_describe(const struct backend *backend, char *line, size_t size) {
     const struct cpu *cpu = (const struct cpu *)backend;
     char library[64];
@@ -171,6 +221,7 @@ status cpu_backend_new(struct backend **out, int threads) {
                                     .supports = cpu_supports,
                                     .run = cpu_run,
                                     .peak_flops = cpu_peak_flops,
+                                    .bandwidth = cpu_bandwidth,
                                     .describe = cpu_describe,
                                     .free = cpu_free};
     *out = &cpu->backend;
