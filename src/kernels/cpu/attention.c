@@ -1,58 +1,10 @@
 /* Attention over ragged sequences, one (sequence, head) at a time. Matrices of one head of a sequence of n tokens are n
  * x n, see op.def for where they stand; q, k, v and context rows are [t,i] with head a in columns a·p to (a+1)·p. */
-#include <stdatomic.h>
-#include <stdio.h>
 #include <string.h>
 
 #include "kernels/cpu/contraction.h"
-#include "kernels/cpu/dropout.h"
-#include "kernels/cpu/kernels.h"
+#include "kernels/cpu/heads.h"
 #include "kernels/cpu/vector.h"
-
-struct head {
-    int64_t sequence, number; /* which */
-    int64_t n, p;             /* length, head size */
-    int64_t row;              /* first token */
-    int64_t matrix;           /* first element of its n x n matrix */
-};
-
-typedef status (*head_kernel)(struct cpu *cpu, const struct op_call *call, const struct head *head);
-
-struct heads {
-    struct cpu *cpu;
-    const struct op_call *call;
-    head_kernel kernel;
-    atomic_flag failed;
-    status code; /* and message: of the first head that failed */
-    char message[256];
-};
-
-static void run_heads(void *ctx, int64_t begin, int64_t end) {
-    struct heads *job = ctx;
-    const struct op_call *call = job->call;
-    const struct ragged *ragged = call->ragged;
-    for (int64_t i = begin; i < end; i++) {
-        int64_t sequence = i / call->heads, number = i % call->heads;
-        int64_t n = ragged->starts[sequence + 1] - ragged->starts[sequence];
-        struct head head = {.sequence = sequence,
-                            .number = number,
-                            .n = n,
-                            .p = call->hidden / call->heads,
-                            .row = ragged->starts[sequence],
-                            .matrix = call->heads * ragged->square_starts[sequence] + number * n * n};
-        status code = job->kernel(job->cpu, call, &head);
-        if (code != OK && !atomic_flag_test_and_set(&job->failed)) {
-            job->code = code;
-            snprintf(job->message, sizeof job->message, "%s", status_message());
-        }
-    }
-}
-
-static status each_head(struct cpu *cpu, const struct op_call *call, head_kernel kernel) {
-    struct heads job = {.cpu = cpu, .call = call, .kernel = kernel, .failed = ATOMIC_FLAG_INIT};
-    parallel_for(call->ragged->sequences * call->heads, 1, run_heads, &job);
-    return job.code == OK ? OK : status_set(job.code, job.message);
-}
 
 /* --- views: a head's rows of a [t,i] tensor, or its matrix, as floats with a row stride --- */
 
@@ -266,16 +218,10 @@ static void apply_mask(const struct op_call *call, const struct head *head, int6
 
 static status dropout_head(struct cpu *cpu, const struct op_call *call, const struct head *head) {
     float *buffer = cpu_scratch(cpu, 0, head->n);
-    int64_t padded_keys = (call->longest_position + 15) / 16 * 16;
     for (int64_t j = 0; j < head->n; j++) {
         uint8_t *mask = (uint8_t *)call->out[1].data + head->matrix + j * head->n;
-        int64_t first = (head->number * call->longest_position + j) * padded_keys;
-        if (call->evaluate)
-            memset(mask, 1, (size_t)head->n);
-        else
-            dropout_mask(&(struct dropout_place){call->seed, call->attr->site,
-                                                 call->ragged->sequence_numbers[head->sequence], first},
-                         head->n, dropout_threshold(call->attr->probability), mask);
+        struct dropout_place place = query_place(head, j);
+        dropout_mask(&place, head->n, dropout_threshold(head->probability), mask);
         apply_mask(call, head, j, mask, buffer);
     }
     return OK;
@@ -296,12 +242,6 @@ status cpu_attn_dropout_dx(struct cpu *cpu, const struct op_call *call) {
 
 /* --- the paper's kernels: a row of scores in one pass --- */
 
-static struct dropout_place row_place(const struct op_call *call, const struct head *head, int64_t query) {
-    int64_t padded_keys = (call->longest_position + 15) / 16 * 16;
-    return (struct dropout_place){call->seed, call->attr->site, call->ragged->sequence_numbers[head->sequence],
-                                  (head->number * call->longest_position + query) * padded_keys};
-}
-
 CPU_DISPATCH static void scale_and_mask(const float *x, const float *mask, float scale, int64_t n, float *y) {
     for (int64_t k = 0; k < n; k++)
         y[k] = scale * x[k] + mask[k];
@@ -315,7 +255,7 @@ static status sm_head(struct cpu *cpu, const struct op_call *call, const struct 
         float *p = matrix_write(&call->out[0], head, j, buffer), *d = matrix_write(&call->out[1], head, j, dropped);
         scale_and_mask(x, mask, call->attr->scale, head->n, p);
         softmax_row(p, p, head->n);
-        struct dropout_place place = row_place(call, head, j);
+        struct dropout_place place = query_place(head, j);
         if (call->evaluate)
             memcpy(d, p, (size_t)head->n * sizeof *d);
         else
@@ -340,7 +280,7 @@ static status bs_head(struct cpu *cpu, const struct op_call *call, const struct 
         const float *dd = matrix_read(&call->in[0], head, j, buffer);
         const float *p = matrix_read(&call->in[1], head, j, p_buffer);
         float *dx = matrix_write(&call->out[0], head, j, buffer);
-        struct dropout_place place = row_place(call, head, j);
+        struct dropout_place place = query_place(head, j);
         if (!call->evaluate) {
             dropout_floats(&place, head->n, call->attr->probability, dd, dx);
             dd = dx;

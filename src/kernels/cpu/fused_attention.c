@@ -6,75 +6,27 @@
  * stand in scratch, [n, p] each. (The row sums dy . y, for which other devices read y, are those of p dp here.) Sums
  * over query blocks run in their order: the same bits on any number of threads. */
 #include <math.h>
-#include <stdatomic.h>
-#include <stdio.h>
 #include <string.h>
 
 #include "kernels/cpu/contraction.h"
-#include "kernels/cpu/dropout.h"
-#include "kernels/cpu/kernels.h"
+#include "kernels/cpu/heads.h"
 #include "kernels/cpu/vector.h"
 
 enum { BLOCK = 64 };
 
-struct head {
-    struct cpu *cpu;
-    const struct op_call *call;
-    int64_t number, n, p, row;  /* head, length, head size, first token */
-    struct dropout_place place; /* of query 0's key 0 */
-    int64_t padded_keys;
-    float probability; /* 0: no dropout */
-};
-
-typedef status (*head_kernel)(const struct head *head);
-
-struct heads {
-    struct cpu *cpu;
-    const struct op_call *call;
-    head_kernel kernel;
-    atomic_flag failed;
-    status code; /* and message: of the first head that failed */
-    char message[256];
-};
-
-static void run_heads(void *ctx, int64_t begin, int64_t end) {
-    struct heads *job = ctx;
-    const struct op_call *call = job->call;
-    const struct ragged *ragged = call->ragged;
-    for (int64_t i = begin; i < end; i++) {
-        int64_t sequence = i / call->heads, number = i % call->heads;
-        int64_t padded_keys = (call->longest_position + 15) / 16 * 16;
-        struct head head = {.cpu = job->cpu,
-                            .call = call,
-                            .number = number,
-                            .n = ragged->starts[sequence + 1] - ragged->starts[sequence],
-                            .p = call->hidden / call->heads,
-                            .row = ragged->starts[sequence],
-                            .place = {call->seed, call->attr->site, ragged->sequence_numbers[sequence],
-                                      number * call->longest_position * padded_keys},
-                            .padded_keys = padded_keys,
-                            .probability = call->evaluate ? 0 : call->attr->probability};
-        status code = job->kernel(&head);
-        if (code != OK && !atomic_flag_test_and_set(&job->failed)) {
-            job->code = code;
-            snprintf(job->message, sizeof job->message, "%s", status_message());
-        }
-    }
-}
-
-static status each_head(struct cpu *cpu, const struct op_call *call, head_kernel kernel, int outputs) {
-    struct heads job = {.cpu = cpu, .call = call, .kernel = kernel, .failed = ATOMIC_FLAG_INIT};
-    parallel_for(call->ragged->sequences * call->heads, 1, run_heads, &job);
-    for (int i = 0; i < outputs; i++)
+static status heads_to_rows(struct cpu *cpu, const struct op_call *call, head_kernel kernel) {
+    TRY(each_head(cpu, call, kernel));
+    for (int i = 0; i < op_info(call->op)->outputs; i++)
         cpu_zero_tail(&call->out[i]);
-    return job.code == OK ? OK : status_set(job.code, job.message);
+    return OK;
 }
 
 /* --- a head's rows of a [t,i] tensor --- */
 
-CPU_DISPATCH static void read_rows(const struct operand *operand, const struct head *head, float *to) {
+CPU_DISPATCH static void read_rows(const struct op_call *call, const struct operand *operand, const struct head *head,
+                                   float *to) {
     for (int64_t r = 0; r < head->n; r++) {
-        int64_t at = (head->row + r) * head->call->hidden + head->number * head->p;
+        int64_t at = (head->row + r) * call->hidden + head->number * head->p;
         if (operand->dtype == F32)
             memcpy(to + r * head->p, (const float *)operand->data + at, (size_t)head->p * sizeof *to);
         else
@@ -84,10 +36,10 @@ CPU_DISPATCH static void read_rows(const struct operand *operand, const struct h
 }
 
 /* Rows [first, first + count) of the head. */
-CPU_DISPATCH static void write_rows(const struct operand *operand, const struct head *head, int64_t first,
-                                    int64_t count, const float *from) {
+CPU_DISPATCH static void write_rows(const struct op_call *call, const struct operand *operand, const struct head *head,
+                                    int64_t first, int64_t count, const float *from) {
     for (int64_t r = 0; r < count; r++) {
-        int64_t at = (head->row + first + r) * head->call->hidden + head->number * head->p;
+        int64_t at = (head->row + first + r) * call->hidden + head->number * head->p;
         if (operand->dtype == F32)
             memcpy((float *)operand->data + at, from + r * head->p, (size_t)head->p * sizeof *from);
         else
@@ -112,14 +64,14 @@ static status product(enum form form, bool add, int64_t m, int64_t n, int64_t k,
     return contract_f32(&product, a, b, y);
 }
 
-static float *lse_of(const struct operand *operand, const struct head *head, int64_t query) {
-    return (float *)operand->data + (head->row + query) * head->call->heads + head->number;
+static float *lse_of(const struct op_call *call, const struct operand *operand, const struct head *head,
+                     int64_t query) {
+    return (float *)operand->data + (head->row + query) * call->heads + head->number;
 }
 
 /* y = dropout(p) for the keys of one query */
 static void drop(const struct head *head, int64_t query, const float *p, float *y) {
-    struct dropout_place place = head->place;
-    place.first += query * head->padded_keys;
+    struct dropout_place place = query_place(head, query);
     dropout_floats(&place, head->n, head->probability, p, y);
 }
 
@@ -137,29 +89,28 @@ CPU_DISPATCH static float softmax_row(float *s, int64_t n, float scale) {
     return scale * most + logf(sum);
 }
 
-static status forward(const struct head *head) {
-    const struct op_call *call = head->call;
+static status forward(struct cpu *cpu, const struct op_call *call, const struct head *head) {
     int64_t n = head->n, p = head->p;
-    float *q = cpu_scratch(head->cpu, 0, 3 * n * p), *k = q + n * p, *v = k + n * p;
-    float *scores = cpu_scratch(head->cpu, 1, BLOCK * n), *y = cpu_scratch(head->cpu, 2, BLOCK * p);
-    read_rows(&call->in[0], head, q);
-    read_rows(&call->in[1], head, k);
-    read_rows(&call->in[2], head, v);
+    float *q = cpu_scratch(cpu, 0, 3 * n * p), *k = q + n * p, *v = k + n * p;
+    float *scores = cpu_scratch(cpu, 1, BLOCK * n), *y = cpu_scratch(cpu, 2, BLOCK * p);
+    read_rows(call, &call->in[0], head, q);
+    read_rows(call, &call->in[1], head, k);
+    read_rows(call, &call->in[2], head, v);
     for (int64_t first = 0; first < n; first += BLOCK) {
         int64_t rows = n - first < BLOCK ? n - first : BLOCK;
         TRY(product(BY_ROWS, false, rows, n, p, q + first * p, k, scores));
         for (int64_t r = 0; r < rows; r++) {
-            *lse_of(&call->out[1], head, first + r) = softmax_row(scores + r * n, n, call->attr->scale);
+            *lse_of(call, &call->out[1], head, first + r) = softmax_row(scores + r * n, n, call->attr->scale);
             if (head->probability > 0)
                 drop(head, first + r, scores + r * n, scores + r * n);
         }
         TRY(product(BY_COLUMNS, false, rows, p, n, scores, v, y));
-        write_rows(&call->out[0], head, first, rows, y);
+        write_rows(call, &call->out[0], head, first, rows, y);
     }
     return OK;
 }
 
-status cpu_attention(struct cpu *cpu, const struct op_call *call) { return each_head(cpu, call, forward, 2); }
+status cpu_attention(struct cpu *cpu, const struct op_call *call) { return heads_to_rows(cpu, call, forward); }
 
 /* --- backward --- */
 
@@ -181,9 +132,9 @@ struct backward_data {
     float *dq;                                  /* [BLOCK,p] */
 };
 
-static struct backward_data backward_memory(const struct head *head) {
+static struct backward_data backward_memory(struct cpu *cpu, const struct head *head) {
     int64_t rows = head->n * head->p, block = BLOCK * head->n;
-    float *data = cpu_scratch(head->cpu, 0, 6 * rows), *blocks = cpu_scratch(head->cpu, 1, 3 * block);
+    float *data = cpu_scratch(cpu, 0, 6 * rows), *blocks = cpu_scratch(cpu, 1, 3 * block);
     return (struct backward_data){.q = data,
                                   .k = data + rows,
                                   .v = data + 2 * rows,
@@ -193,11 +144,11 @@ static struct backward_data backward_memory(const struct head *head) {
                                   .probabilities = blocks,
                                   .dropped = blocks + block,
                                   .gradients = blocks + 2 * block,
-                                  .dq = cpu_scratch(head->cpu, 2, BLOCK * head->p)};
+                                  .dq = cpu_scratch(cpu, 2, BLOCK * head->p)};
 }
 
-static status backward_block(const struct head *head, const struct backward_data *data, int64_t first, int64_t rows) {
-    const struct op_call *call = head->call;
+static status backward_block(const struct op_call *call, const struct head *head, const struct backward_data *data,
+                             int64_t first, int64_t rows) {
     int64_t n = head->n, p = head->p;
     const float *dropped = head->probability > 0 ? data->dropped : data->probabilities;
     TRY(product(BY_ROWS, false, rows, n, p, data->q + first * p, data->k, data->probabilities));
@@ -205,7 +156,7 @@ static status backward_block(const struct head *head, const struct backward_data
     for (int64_t r = 0; r < rows; r++) {
         float *row = data->probabilities + r * n, *gradients = data->gradients + r * n;
         int64_t query = first + r;
-        probabilities_row(row, n, call->attr->scale, *lse_of(&call->in[5], head, query));
+        probabilities_row(row, n, call->attr->scale, *lse_of(call, &call->in[5], head, query));
         if (head->probability > 0) {
             drop(head, query, row, data->dropped + r * n);
             drop(head, query, gradients, gradients);
@@ -215,21 +166,20 @@ static status backward_block(const struct head *head, const struct backward_data
     TRY(product(TRANSPOSED, first > 0, n, p, rows, dropped, data->dy + first * p, data->dv));
     TRY(product(TRANSPOSED, first > 0, n, p, rows, data->gradients, data->q + first * p, data->dk));
     TRY(product(BY_COLUMNS, false, rows, p, n, data->gradients, data->k, data->dq));
-    write_rows(&call->out[0], head, first, rows, data->dq);
+    write_rows(call, &call->out[0], head, first, rows, data->dq);
     return OK;
 }
 
-static status backward(const struct head *head) {
-    const struct op_call *call = head->call;
-    struct backward_data data = backward_memory(head);
+static status backward(struct cpu *cpu, const struct op_call *call, const struct head *head) {
+    struct backward_data data = backward_memory(cpu, head);
     float *const inputs[] = {data.dy, data.q, data.k, data.v};
     for (int i = 0; i < 4; i++)
-        read_rows(&call->in[i], head, inputs[i]);
+        read_rows(call, &call->in[i], head, inputs[i]);
     for (int64_t first = 0; first < head->n; first += BLOCK)
-        TRY(backward_block(head, &data, first, head->n - first < BLOCK ? head->n - first : BLOCK));
-    write_rows(&call->out[1], head, 0, head->n, data.dk);
-    write_rows(&call->out[2], head, 0, head->n, data.dv);
+        TRY(backward_block(call, head, &data, first, head->n - first < BLOCK ? head->n - first : BLOCK));
+    write_rows(call, &call->out[1], head, 0, head->n, data.dk);
+    write_rows(call, &call->out[2], head, 0, head->n, data.dv);
     return OK;
 }
 
-status cpu_attention_dx(struct cpu *cpu, const struct op_call *call) { return each_head(cpu, call, backward, 3); }
+status cpu_attention_dx(struct cpu *cpu, const struct op_call *call) { return heads_to_rows(cpu, call, backward); }
