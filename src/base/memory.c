@@ -1,11 +1,17 @@
 #include "base/memory.h"
 
 #include <stdarg.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
+static atomic_llong allocations;
+
+long long memory_allocations(void) { return allocations; }
+
 static void *must(void *memory, size_t bytes) {
+    allocations++;
     if (!memory && bytes) {
         fprintf(stderr, "berth: out of memory (%zu bytes asked)\n", bytes);
         exit(FAILED);
@@ -50,6 +56,7 @@ char *xasprintf(const char *format, ...) {
 enum { ALIGNMENT = 64 };
 
 status memory_new(void **out, size_t bytes, const char *what) {
+    allocations++;
     size_t rounded = (bytes + ALIGNMENT) / ALIGNMENT * ALIGNMENT;
     *out = bytes <= SIZE_MAX - ALIGNMENT ? aligned_alloc(ALIGNMENT, rounded) : NULL;
     if (!*out)

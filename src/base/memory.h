@@ -18,6 +18,9 @@ char *xasprintf(const char *format, ...) __attribute__((format(printf, 1, 2)));
 status memory_new(void **out, size_t bytes, const char *what);
 void memory_free(void *memory);
 
+/* How often the functions of this header have allocated: for the test that steps do not. */
+long long memory_allocations(void);
+
 /* Make room for one more element in a growing array. `items` is the pointer, `count` the number in use. */
 #define GROW(items, count, capacity)                                           \
     do {                                                                       \

@@ -60,8 +60,8 @@ static void ask_device(struct analysis *analysis, const struct settings *setting
     backend->describe(backend, analysis->device, sizeof analysis->device);
     analysis->flops_given = settings->device.peak_tflops > 0;
     analysis->bandwidth_given = settings->device.bandwidth_gbs > 0;
-    analysis->flops =
-        analysis->flops_given ? settings->device.peak_tflops * 1e12 : backend->peak_flops(backend, analysis->compute);
+    analysis->flops = analysis->flops_given ? settings->device.peak_tflops * 1e12
+                                            : backend->peak_flops(backend, analysis->form.compute);
     analysis->bandwidth =
         analysis->bandwidth_given ? settings->device.bandwidth_gbs * 1e9 : backend->bandwidth(backend);
 }
@@ -77,10 +77,10 @@ static void close_level(struct level_analysis *level) {
 /* Graph and plan for micro-batches of `shape`; to be closed, also on failure. */
 static status open_level(const struct analysis *analysis, enum fusion fusion, const struct bert_shape *shape,
                          struct level_analysis *level) {
-    TRY(bert_build(&analysis->model, shape, analysis->compute, &level->graph, &level->io));
-    sizes_set(&level->graph->capacity, DIM_X, analysis->steps);
-    TRY(optim_append(level->graph, &analysis->optim, &level->optim));
-    TRY(graph_fuse(level->graph, fusion, NULL));
+    struct network_form form = analysis->form;
+    form.fusion = fusion;
+    TRY(network_graph(&analysis->model, shape, &form, &analysis->optim, analysis->steps, &level->graph, &level->io,
+                      &level->optim));
     TRY(graph_verify(level->graph));
     TRY(plan_make(level->graph, &level->plan));
     const struct plan *plan = &level->plan;
@@ -185,7 +185,7 @@ static status describe_run(struct analysis *analysis, const struct settings *set
     TRY(setup_model(settings, &setup));
     analysis->model = setup.config;
     analysis->optim = setup.optim;
-    analysis->compute = setup.compute;
+    analysis->form = setup.form;
     analysis->vocab_assumed = !analysis->model.vocab_size;
     if (analysis->vocab_assumed)
         analysis->model.vocab_size = BERT_VOCABULARY;

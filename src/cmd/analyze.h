@@ -10,6 +10,7 @@
 #include "graph/plan.h"
 #include "model/bert.h"
 #include "optim/optim.h"
+#include "train/network.h"
 
 /* The step as one fusion level runs it. */
 struct level_analysis {
@@ -28,7 +29,7 @@ struct analysis {
     struct bert_config model;
     struct bert_shape shape; /* a micro-batch: all sequences of full length, with max_predictions masks each */
     struct optim_config optim;
-    enum dtype compute;
+    struct network_form form; /* of the settings; its level is that of each struct level_analysis here */
     bool vocab_assumed;
     int64_t steps, step_sequences, micro_batches; /* of the run; of a step */
     uint64_t seed;

@@ -55,6 +55,8 @@ struct backend {
     /* Measured rate in bytes/s at which arrays far larger than any cache are read and written, or 0 where unknown.
      * Takes less than half a second the first time it is asked. */
     double (*bandwidth)(struct backend *backend);
+    /* Bytes that can still be allocated, or 0 where unknown. */
+    int64_t (*memory_left)(const struct backend *backend);
     void (*describe)(const struct backend *backend, char *line, size_t size); /* "cpu: 2 threads, AVX2, oneDNN 2.6.3" */
     void (*free)(struct backend *backend);
 };

@@ -69,6 +69,21 @@ static status allocate(struct exec *exec) {
     return OK;
 }
 
+static status check_memory(const struct exec *exec) {
+    const struct plan *plan = &exec->plan;
+    int64_t left = exec->backend->memory_left(exec->backend);
+    int64_t need =
+        plan->weight_bytes + plan->gradient_bytes + plan->state_bytes + plan->input_bytes + plan->arena_bytes;
+    if (!left || need <= left)
+        return OK;
+    return bad_input(
+        "the run needs %.2f GB (activations %.2f), but the %s device has %.2f GB left: lower "
+        "train.micro_batch (berth analyze FILE.ini --memory %.2f says how far), or set "
+        "train.activation_checkpointing=layer",
+        1e-9 * (double)need, 1e-9 * (double)plan->arena_bytes, exec->backend->name, 1e-9 * (double)left,
+        1e-9 * (double)left);
+}
+
 status exec_new(struct exec **out, struct graph *graph, struct backend *backend, uint64_t seed) {
     struct exec *exec = xcalloc(1, sizeof *exec);
     *exec = (struct exec){.graph = graph, .backend = backend, .seed = seed, .sizes = graph->capacity};
@@ -78,6 +93,8 @@ status exec_new(struct exec **out, struct graph *graph, struct backend *backend,
         code = check_support(exec);
     if (code == OK)
         code = plan_make(graph, &exec->plan);
+    if (code == OK)
+        code = check_memory(exec);
     if (code == OK)
         code = allocate(exec);
     if (code != OK) {

@@ -7,19 +7,26 @@
 #include "base/memory.h"
 #include "graph/checkpoint.h"
 
+status network_graph(const struct bert_config *config, const struct bert_shape *shape, const struct network_form *form,
+                     const struct optim_config *optim, int64_t steps, struct graph **graph, struct bert_tensors *io,
+                     struct optim_tensors *optim_tensors) {
+    TRY(bert_build(config, shape, form->compute, graph, io));
+    if (optim) {
+        sizes_set(&(*graph)->capacity, DIM_X, steps);
+        TRY(optim_append(*graph, optim, optim_tensors));
+    }
+    TRY(graph_fuse(*graph, form->fusion, form->without));
+    if (form->checkpoint)
+        graph_checkpoint(*graph);
+    return OK;
+}
+
 status network_new(struct network *network, const struct bert_config *config, const struct bert_shape *shape,
                    const struct network_form *form, const struct optim_config *optim, int64_t steps, uint64_t seed,
                    struct backend *backend, struct comm *comm) {
     *network = (struct network){.config = *config, .backend = backend, .comm = comm};
-    status code = bert_build(&network->config, shape, form->compute, &network->graph, &network->io);
-    if (code == OK && optim) {
-        sizes_set(&network->graph->capacity, DIM_X, steps);
-        code = optim_append(network->graph, optim, &network->optim);
-    }
-    if (code == OK)
-        code = graph_fuse(network->graph, form->fusion, form->without);
-    if (code == OK && form->checkpoint)
-        graph_checkpoint(network->graph);
+    status code =
+        network_graph(&network->config, shape, form, optim, steps, &network->graph, &network->io, &network->optim);
     if (code == OK)
         code = exec_new(&network->exec, network->graph, backend, seed);
     if (code == OK)

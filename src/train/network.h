@@ -30,6 +30,11 @@ struct network_form {
     const char *without; /* a fusion rule to leave out, for tests; NULL: none */
 };
 
+/* The graph of a step; `optim` as below. For who owns no network, too. */
+status network_graph(const struct bert_config *config, const struct bert_shape *shape, const struct network_form *form,
+                     const struct optim_config *optim, int64_t steps, struct graph **graph, struct bert_tensors *io,
+                     struct optim_tensors *optim_tensors);
+
 /* Builds graph, plan and device memory; weights are left zero. Takes backend and comm over, also on failure. `optim`
  * NULL: for evaluation only; `seed` keys dropout; `steps` is the length of the learning-rate table. */
 status network_new(struct network *network, const struct bert_config *config, const struct bert_shape *shape,

@@ -207,7 +207,7 @@ static status adopt_config(const struct training *training, struct bert_config *
 
 status setup_model(const struct settings *settings, struct model_setup *out) {
     struct training training = {.settings = settings};
-    *out = (struct model_setup){.optim = optim_of(settings), .compute = dtype_of(settings)};
+    *out = (struct model_setup){.optim = optim_of(settings), .form = form_of(settings)};
     status code = open_tokenizer(&training);
     if (code == OK)
         code = adopt_config(&training, &out->config);

@@ -37,7 +37,7 @@ struct checkpoint_model training_checkpoint_model(const struct training *trainin
 struct model_setup {
     struct bert_config config; /* vocab_size 0 where neither settings, vocabulary nor initial model tell it */
     struct optim_config optim;
-    enum dtype compute;
+    struct network_form form;
 };
 status setup_model(const struct settings *settings, struct model_setup *out);
 status setup_backend(const struct settings *settings, struct backend **backend);

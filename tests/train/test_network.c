@@ -383,11 +383,58 @@ static void test_checkpointing(void **state) {
     }
 }
 
+/* After the first step nothing is allocated any more, at any level, whatever follows that is no larger. */
+static void test_steps_allocate_nothing(void **state) {
+    (void)state;
+    for (enum fusion level = FUSION_NONE; level <= FUSION_FULL; level++)
+        for (int compute = F32; compute <= BF16; compute++) {
+            struct network network = open_fused(&tiny, compute, OPTIM_LAMB, level, NULL);
+            struct data parts[2];
+            struct batch batches[2] = {make_batch(&parts[0], 0, SEQUENCES), make_batch(&parts[1], 1, 3)};
+            struct step_result result;
+            long long before = 0;
+            for (int i = 0; i < 5; i++) {
+                const struct batch *batch = &batches[i % 2];
+                struct step_data step = {.micro_batches = 1,
+                                         .batches = (struct batch *)batch,
+                                         .sequences = batch->sequences,
+                                         .tokens = batch->tokens,
+                                         .masked = batch->masked};
+                assert_int_equal(network_step(&network, &step, &result), OK);
+                if (i == 1) /* the library prepares its primitives for each size when it meets it */
+                    before = memory_allocations();
+            }
+            assert_int_equal(memory_allocations(), before);
+            network_free(&network);
+        }
+}
+
+static int64_t little_memory(const struct backend *device) {
+    (void)device;
+    return 1000000;
+}
+
+/* What does not fit is refused before anything is allocated. */
+static void test_too_large_for_the_device(void **state) {
+    (void)state;
+    struct network network;
+    struct backend *backend;
+    struct comm *comm;
+    struct optim_config optim = {.name = OPTIM_ADAMW, .beta1 = 0.9, .beta2 = 0.999, .epsilon = 1e-6};
+    struct network_form form = {.compute = F32, .fusion = FUSION_FULL};
+    assert_int_equal(cpu_backend_new(&backend, 0), OK);
+    assert_int_equal(comm_self_new(&comm), OK);
+    backend->memory_left = little_memory;
+    assert_int_equal(network_new(&network, &tiny, &shape, &form, &optim, 10, 7, backend, comm), BAD_INPUT);
+    assert_non_null(strstr(status_message(), "has 0.00 GB left: lower train.micro_batch"));
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_gradients_with_dropout), cmocka_unit_test(test_gradients_mlm_only),
         cmocka_unit_test(test_cut_does_not_matter),    cmocka_unit_test(test_no_masked_token),
         cmocka_unit_test(test_fusion_changes_nothing), cmocka_unit_test(test_checkpointing),
+        cmocka_unit_test(test_steps_allocate_nothing), cmocka_unit_test(test_too_large_for_the_device),
         cmocka_unit_test(test_overflow_is_skipped),    cmocka_unit_test(test_learns_a_batch_by_heart),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

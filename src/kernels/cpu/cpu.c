@@ -189,6 +189,45 @@ static double cpu_bandwidth(struct backend *backend) {
     return cpu->bandwidth;
 }
 
+/* The number behind `key` in a file of the kernel's, or -1: not there, or "max". */
+static int64_t kernel_number(const char *path, const char *key) {
+    char line[256];
+    long long number = -1;
+    FILE *file = fopen(path, "r");
+    while (file && number < 0 && fgets(line, sizeof line, file))
+        if (strncmp(line, key, strlen(key)) == 0 && sscanf(line + strlen(key), "%lld", &number) != 1)
+            number = -1;
+    if (file)
+        fclose(file);
+    return number;
+}
+
+/* What the machine has free, or less where a control group allows less. */
+static int64_t cpu_memory_left(const struct backend *backend) {
+    (void)backend;
+    static const struct {
+        const char *limit, *used, *parts, *files[2]; /* files: cached ones, which give way */
+    } groups[] = {{"/sys/fs/cgroup/memory.max",
+                   "/sys/fs/cgroup/memory.current",
+                   "/sys/fs/cgroup/memory.stat",
+                   {"active_file ", "inactive_file "}},
+                  {"/sys/fs/cgroup/memory/memory.limit_in_bytes",
+                   "/sys/fs/cgroup/memory/memory.usage_in_bytes",
+                   "/sys/fs/cgroup/memory/memory.stat",
+                   {"total_active_file ", "total_inactive_file "}}};
+    int64_t left = kernel_number("/proc/meminfo", "MemAvailable:") * 1024;
+    for (int i = 0; i < 2; i++) {
+        int64_t limit = kernel_number(groups[i].limit, ""), used = kernel_number(groups[i].used, "");
+        for (int part = 0; part < 2 && used >= 0; part++) {
+            int64_t cached = kernel_number(groups[i].parts, groups[i].files[part]);
+            used -= cached > 0 && cached <= used ? cached : 0;
+        }
+        if (limit > 0 && used >= 0 && (left <= 0 || limit - used < left))
+            left = limit > used ? limit - used : 1;
+    }
+    return left > 0 ? left : 0;
+}
+
 static void cpu_describe(const struct backend *backend, char *line, size_t size) {
     const struct cpu *cpu = (const struct cpu *)backend;
     char library[64];
@@ -222,6 +261,7 @@ status cpu_backend_new(struct backend **out, int threads) {
                                     .run = cpu_run,
                                     .peak_flops = cpu_peak_flops,
                                     .bandwidth = cpu_bandwidth,
+                                    .memory_left = cpu_memory_left,
                                     .describe = cpu_describe,
                                     .free = cpu_free};
     *out = &cpu->backend;
