@@ -27,6 +27,8 @@ const char *fusion_name(enum fusion level) {
 
 const char *fusion_rule(int number) { return number < RULES ? rules[number].name : NULL; }
 
+bool fusion_uses(enum fusion level, int number) { return rules[number].levels & 1u << level; }
+
 /* --- a rule, parsed --- */
 
 /* One operator of a pattern or a result; operands are numbers of names. */
@@ -342,7 +344,7 @@ static status apply_rule(struct graph *graph, const struct rule *rule) {
 status graph_fuse(struct graph *graph, enum fusion level, const char *without) {
     struct rule rule;
     for (int i = 0; i < RULES; i++) {
-        if (!(rules[i].levels & 1u << level) || (without && strcmp(without, rules[i].name) == 0))
+        if (!fusion_uses(level, i) || (without && strcmp(without, rules[i].name) == 0))
             continue;
         TRY(parse_rule(i, &rule));
         TRY(apply_rule(graph, &rule));

@@ -15,5 +15,6 @@ const char *fusion_name(enum fusion level); /* "none" */
 status graph_fuse(struct graph *graph, enum fusion level, const char *without);
 
 const char *fusion_rule(int number); /* the name of a rule, by its place in the table; NULL behind the last */
+bool fusion_uses(enum fusion level, int number);
 
 #endif
