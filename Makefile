@@ -146,6 +146,7 @@ help:
 	@echo "make features     what was found        make clean          removes BUILD ($(BUILD))"
 	@echo "make install      PREFIX=/usr/local DESTDIR=     make uninstall"
 	@echo "make bench-data   preparing data beside other programs (TEXT=FILE)"
+	@echo "make bench-cpu    training steps beside PyTorch's (CASES=\"base-128-bf16 …\", PEER=PYTHON)"
 	@echo "Features: DEFLATE ZSTD ONEDNN OPENMP MPI CUDA NCCL = 0 (leave out) or 1 (must be there); sh scripts/check.sh checks everything."
 
 # data preparation beside its peers; build/venv is made by scripts/check.sh
@@ -155,6 +156,12 @@ bench-data: $(PROGRAM)
 	@test -r $(TEXT) || { echo "bench-data: $(TEXT) is not there: say TEXT=FILE, or run scripts/quickstart.sh first" >&2; exit 2; }
 	@build/venv/bin/python scripts/bench_data.py $(PROGRAM) $(TEXT)
 
+# whole training steps beside PyTorch's; PEER: a Python with torch and transformers
+PEER ?= build/venv/bin/python
+bench-cpu: $(PROGRAM)
+	@test -x $(PEER) || { echo "bench-cpu: $(PEER) is not there: run scripts/check.sh first, or say PEER=PYTHON with torch, transformers and h5py" >&2; exit 2; }
+	@$(PEER) scripts/bench_cpu.py $(PROGRAM) $(CASES)
+
 .SECONDARY:
-.PHONY: all tests print-tests check check-layers format-check install uninstall features clean help bench-data
+.PHONY: all tests print-tests check check-layers format-check install uninstall features clean help bench-data bench-cpu
 -include $(SOURCES:src/%.c=$(BUILD)/obj/%.d) $(BUILD)/obj/main.d $(TESTS:%=%.d)

@@ -51,7 +51,7 @@ double floor_seconds(const struct analysis *analysis, const struct account_row *
 double floor_total(const struct analysis *analysis, const struct account *account, int class) {
     double sum = 0;
     for (int r = 0; r < account->count; r++)
-        if (class == ACCOUNT_ALL || (int)op_info(account->rows[r].op)->class == class)
+        if (class == ACCOUNT_ALL || (int)op_info(account->rows[r].op)->kind == class)
             sum += floor_seconds(analysis, &account->rows[r]);
     return sum;
 }

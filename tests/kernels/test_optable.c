@@ -231,7 +231,7 @@ static void fill_index(struct sides *sides, int operand, const char *name, struc
 
 /* Contractions with weights run over padded rows: those of their inputs are zero. */
 static bool is_contraction(enum op op) {
-    return op_info(op)->class == CONTRACTION && strcmp(op_info(op)->space, "rok") == 0;
+    return op_info(op)->kind == CONTRACTION && strcmp(op_info(op)->space, "rok") == 0;
 }
 
 static void fill_values(struct sides *sides, int operand, const char *name, struct random_stream *random) {
@@ -489,7 +489,7 @@ static bool in_table(enum op op) {
 static void test_no_operator_is_left_out(void **state) {
     (void)state;
     for (int op = 0; op < OP_COUNT; op++) {
-        bool of_optimizer = op_info(op)->class == UPDATE || op == OP_grad_norm; /* tests/optim */
+        bool of_optimizer = op_info(op)->kind == UPDATE || op == OP_grad_norm; /* tests/optim */
         if (!of_optimizer && !in_table(op))
             fail_msg("operator %s has no case in this table", op_info(op)->name);
         assert_true(backend->supports(backend, op, F32) && backend->supports(backend, op, BF16));
