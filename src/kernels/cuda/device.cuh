@@ -12,21 +12,21 @@
 
 #ifdef BERTH_EMU
 #include <cudaemu.h>
-#define LAUNCH(kernel, grid, block, shared_bytes, stream, ...)                                                     \
-    do {                                                                                                           \
-        emu::launch(#kernel, grid, block, shared_bytes, stream, [=] { kernel(__VA_ARGS__); });                     \
-        TRY(cuda_check(cudaGetLastError(), #kernel));                                                              \
+#define LAUNCH(kernel, grid, block, shared_bytes, stream, ...)                                 \
+    do {                                                                                       \
+        emu::launch(#kernel, grid, block, shared_bytes, stream, [=] { kernel(__VA_ARGS__); }); \
+        TRY(cuda_check(cudaGetLastError(), #kernel));                                          \
     } while (0)
 #define DYNAMIC_SHARED(type, name) type *name = (type *)emu::dynamic_shared()
 #else
 /* In a function that returns status. A kernel that is a template with several arguments stands in parentheses. */
-#define LAUNCH(kernel, grid, block, shared_bytes, stream, ...)         \
-    do {                                                               \
-        kernel<<<grid, block, shared_bytes, stream>>>(__VA_ARGS__);    \
-        TRY(cuda_check(cudaGetLastError(), #kernel));                  \
+#define LAUNCH(kernel, grid, block, shared_bytes, stream, ...)      \
+    do {                                                            \
+        kernel<<<grid, block, shared_bytes, stream>>>(__VA_ARGS__); \
+        TRY(cuda_check(cudaGetLastError(), #kernel));               \
     } while (0)
-#define DYNAMIC_SHARED(type, name)                                     \
-    extern __shared__ __align__(128) unsigned char berth_shared[];     \
+#define DYNAMIC_SHARED(type, name)                                 \
+    extern __shared__ __align__(128) unsigned char berth_shared[]; \
     type *name = reinterpret_cast<type *>(berth_shared)
 #endif
 
@@ -34,25 +34,25 @@ constexpr int WARP = 32;
 constexpr unsigned ALL_LANES = 0xFFFFFFFFu;
 
 /* Run `...` with T being the storage type of a dtype. */
-#define WITH_STORAGE(dtype, ...)                                         \
-    switch (dtype) {                                                     \
-        case F32: {                                                      \
-            using T = float;                                             \
-            __VA_ARGS__;                                                 \
-            break;                                                       \
-        }                                                                \
-        case BF16: {                                                     \
-            using T = __nv_bfloat16;                                     \
-            __VA_ARGS__;                                                 \
-            break;                                                       \
-        }                                                                \
-        case F16: {                                                      \
-            using T = __half;                                            \
-            __VA_ARGS__;                                                 \
-            break;                                                       \
-        }                                                                \
-        default:                                                         \
-            return failed("no CUDA kernel for %s", dtype_name(dtype));   \
+#define WITH_STORAGE(dtype, ...)                                       \
+    switch (dtype) {                                                   \
+        case F32: {                                                    \
+            using T = float;                                           \
+            __VA_ARGS__;                                               \
+            break;                                                     \
+        }                                                              \
+        case BF16: {                                                   \
+            using T = __nv_bfloat16;                                   \
+            __VA_ARGS__;                                               \
+            break;                                                     \
+        }                                                              \
+        case F16: {                                                    \
+            using T = __half;                                          \
+            __VA_ARGS__;                                               \
+            break;                                                     \
+        }                                                              \
+        default:                                                       \
+            return failed("no CUDA kernel for %s", dtype_name(dtype)); \
     }
 
 /* --- storage: arithmetic is in float whatever the type in memory --- */
@@ -61,20 +61,33 @@ __device__ inline float to_float(float x) { return x; }
 __device__ inline float to_float(__nv_bfloat16 x) { return __bfloat162float(x); }
 __device__ inline float to_float(__half x) { return __half2float(x); }
 
-template <typename T> __device__ inline T from_float(float x);
-template <> __device__ inline float from_float<float>(float x) { return x; }
-template <> __device__ inline __nv_bfloat16 from_float<__nv_bfloat16>(float x) { return __float2bfloat16_rn(x); }
-template <> __device__ inline __half from_float<__half>(float x) { return __float2half_rn(x); }
+template <typename T>
+__device__ inline T from_float(float x);
+template <>
+__device__ inline float from_float<float>(float x) {
+    return x;
+}
+template <>
+__device__ inline __nv_bfloat16 from_float<__nv_bfloat16>(float x) {
+    return __float2bfloat16_rn(x);
+}
+template <>
+__device__ inline __half from_float<__half>(float x) {
+    return __float2half_rn(x);
+}
 
 /* N neighbouring elements, moved by one access: of at most 16 bytes, and aligned to their size. */
-template <typename T, int N> struct alignas(N * sizeof(T)) pack {
+template <typename T, int N>
+struct alignas(N * sizeof(T)) pack {
     T at[N];
 };
 
 /* Elements of a 16-byte access. */
-template <typename T> constexpr int PACK = 16 / (int)sizeof(T);
+template <typename T>
+constexpr int PACK = 16 / (int)sizeof(T);
 
-template <typename T, int N> __device__ inline void load(float (&to)[N], const T *from) {
+template <typename T, int N>
+__device__ inline void load(float (&to)[N], const T *from) {
     static_assert(N * sizeof(T) <= 16, "one access");
 #ifdef BERTH_EMU
     emu::check_access(from, N * sizeof(T));
@@ -85,7 +98,8 @@ template <typename T, int N> __device__ inline void load(float (&to)[N], const T
         to[i] = to_float(raw.at[i]);
 }
 
-template <typename T, int N> __device__ inline void store(T *to, const float (&from)[N]) {
+template <typename T, int N>
+__device__ inline void store(T *to, const float (&from)[N]) {
     static_assert(N * sizeof(T) <= 16, "one access");
     pack<T, N> raw;
 #pragma unroll
@@ -98,7 +112,8 @@ template <typename T, int N> __device__ inline void store(T *to, const float (&f
 }
 
 /* May rows of `columns` elements at `data` be read by packs of N? */
-template <typename T> inline bool packs_fit(const void *data, int64_t columns, int n) {
+template <typename T>
+inline bool packs_fit(const void *data, int64_t columns, int n) {
     return columns % n == 0 && (uintptr_t)data % (n * sizeof(T)) == 0;
 }
 
@@ -153,7 +168,10 @@ __device__ inline uint4 random_bytes(const dropout &drop, int64_t sequence, uint
 }
 
 __device__ inline bool is_kept(const dropout &drop, const uint4 &bytes, int element) {
-    uint32_t word = (element / 4) % 4 == 0 ? bytes.x : (element / 4) % 4 == 1 ? bytes.y : (element / 4) % 4 == 2 ? bytes.z : bytes.w;
+    uint32_t word = (element / 4) % 4 == 0   ? bytes.x
+                    : (element / 4) % 4 == 1 ? bytes.y
+                    : (element / 4) % 4 == 2 ? bytes.z
+                                             : bytes.w;
     return (int)(word >> 8 * (element % 4) & 0xFF) >= drop.threshold;
 }
 

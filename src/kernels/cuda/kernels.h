@@ -30,6 +30,11 @@ void *cuda_workspace(struct cuda *cuda);
  * time it is asked for, found by its address later. */
 status cuda_constant(struct cuda *cuda, const void *host, size_t bytes, const void **out);
 
+/* `count` floats as another float dtype, in memory that holds them until the next call; at most CUDA_CONVERTED_MOST. */
+enum { CUDA_CONVERTED_MOST = 1 << 20 };
+status cuda_converted(struct cuda *cuda, const float *from, int64_t count, enum dtype dtype, void **out);
+void *cuda_converted_memory(struct cuda *cuda);
+
 /* The result of a call of the runtime, or of a launch, as a status; `what` names it. */
 status cuda_check(cudaError_t error, const char *what);
 #define CUDA_TRY(call) TRY(cuda_check((call), #call))
