@@ -70,8 +70,8 @@ HAVE_CUDA = 1
 EMU_SOURCES = $(wildcard tests/cudaemu/*.cpp)
 EMU_RUNTIME = $(filter-out tests/cudaemu/test_%,$(EMU_SOURCES))
 CXX = g++
-COMPILE_EMU = $(CXX) -x c++ -std=c++17 -DBERTH_EMU -Isrc -Itests/cudaemu -I$(CUDA_HOME)/include -Wall -Wextra $(WERROR) \
-    $(CFLAGS) $(SANITIZE_FLAGS)
+COMPILE_EMU = $(CXX) -x c++ -std=c++17 -DBERTH_EMU -Isrc -Itests/cudaemu -I$(CUDA_HOME)/include -Wall -Wextra -Wno-unknown-pragmas $(WERROR) \
+    $(filter -fopenmp,$(FEATURE_CFLAGS)) $(CFLAGS) $(SANITIZE_FLAGS)
 # EMU=race: accesses of kernels call tests/cudaemu/race.cpp
 RACE_FLAGS = $(if $(filter race,$(EMU)),-fsanitize=thread -fno-omit-frame-pointer)
 CUDA_LIBS = -lstdc++
