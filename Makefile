@@ -21,7 +21,7 @@ ifneq ($(EMU),0)
 BUILD ?= build/emu$(filter-out 1,$(EMU))$(if $(filter 1,$(SANITIZE)),-sanitize)
 CFLAGS ?= -O1 -g
 CUDA = 0
-OPENMP ?= $(if $(filter 1,$(SANITIZE)),0)
+OPENMP ?= 0
 else ifeq ($(SANITIZE),0)
 BUILD ?= build/release
 CFLAGS ?= -O3 -g
@@ -71,7 +71,7 @@ EMU_SOURCES = $(wildcard tests/cudaemu/*.cpp)
 EMU_RUNTIME = $(filter-out tests/cudaemu/test_%,$(EMU_SOURCES))
 CXX = g++
 COMPILE_EMU = $(CXX) -x c++ -std=c++17 -DBERTH_EMU -Isrc -Itests/cudaemu -I$(CUDA_HOME)/include -Wall -Wextra -Wno-unknown-pragmas $(WERROR) \
-    $(filter -fopenmp,$(FEATURE_CFLAGS)) $(CFLAGS) $(SANITIZE_FLAGS)
+    $(CFLAGS) $(SANITIZE_FLAGS)
 # EMU=race: accesses of kernels call tests/cudaemu/race.cpp
 RACE_FLAGS = $(if $(filter race,$(EMU)),-fsanitize=thread -fno-omit-frame-pointer)
 CUDA_LIBS = -lstdc++
