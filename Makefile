@@ -11,9 +11,18 @@ CC = gcc
 PREFIX ?= /usr/local
 CUDA_HOME ?= /usr/local/cuda
 SANITIZE ?= 0
+EMU ?= 0
+# the CUDA backend does not have every operator yet
+CUDA ?= 0
 
 # --- what is built where ---
-ifeq ($(SANITIZE),0)
+ifneq ($(EMU),0)
+# the CUDA backend on the host: tests/cudaemu stands in for the device and its libraries
+BUILD ?= build/emu$(filter-out 1,$(EMU))$(if $(filter 1,$(SANITIZE)),-sanitize)
+CFLAGS ?= -O1 -g
+CUDA = 0
+OPENMP ?= 0
+else ifeq ($(SANITIZE),0)
 BUILD ?= build/release
 CFLAGS ?= -O3 -g
 else ifeq ($(SANITIZE),thread)
@@ -26,9 +35,11 @@ SANITIZE_FLAGS = -fsanitize=thread
 else
 BUILD ?= build/sanitize
 CFLAGS ?= -O1 -g
+endif
+ifeq ($(SANITIZE),1)
 SANITIZE_FLAGS = -fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer
 endif
-PROGRAM = $(if $(filter build/release,$(BUILD)),build/berth,$(BUILD)/berth)
+PROGRAM = $(if $(filter build/release,$(BUILD)),build/berth,$(if $(filter build/emu,$(BUILD)),build/berth-emu,$(BUILD)/berth))
 
 # --- features: probed once a build folder, and again when what is asked for changes ---
 MPI_SOURCES = $(wildcard src/dist/mpi.c)
@@ -42,23 +53,48 @@ PROBE_ENVIRONMENT = $(foreach name,$(PROBE_INPUTS),$(name)='$($(name))')
 WERROR ?= -Werror
 COMPILE = $(CC) -std=c11 -D_GNU_SOURCE -Isrc -Wall -Wextra $(WERROR) $(FEATURE_CFLAGS) $(CPPFLAGS) $(CFLAGS) $(SANITIZE_FLAGS)
 LINK_FLAGS = $(CFLAGS) $(SANITIZE_FLAGS) $(LDFLAGS)
-LIBS = $(FEATURE_LIBS) -lm -lpthread
+LIBS = $(FEATURE_LIBS) $(if $(HAVE_CUDA),$(CUDA_LIBS)) -lm -lpthread
 COMMIT := $(shell git describe --always 2>/dev/null)
 
+# --- CUDA: kernels by nvcc, for the architectures SM and as PTX for later ones; or by g++ for the emulator ---
+SM ?= 80 90 100
+NVCC ?= $(CUDA_HOME)/bin/nvcc
+NVCC_FLAGS ?= -O3 -lineinfo
+NVCC_TARGETS = $(foreach sm,$(SM),-gencode arch=compute_$(sm),code=sm_$(sm)) \
+    -gencode arch=compute_$(lastword $(SM)),code=compute_$(lastword $(SM))
+COMPILE_CUDA = $(NVCC) -std=c++17 -Isrc $(NVCC_FLAGS) $(NVCC_TARGETS) -Werror all-warnings \
+    -Xcompiler -Wall,-Wextra$(if $(WERROR),$(,)-Werror)
+, := ,
+ifneq ($(EMU),0)
+HAVE_CUDA = 1
+EMU_SOURCES = $(wildcard tests/cudaemu/*.cpp)
+EMU_RUNTIME = $(filter-out tests/cudaemu/test_%,$(EMU_SOURCES))
+CXX = g++
+COMPILE_EMU = $(CXX) -x c++ -std=c++17 -DBERTH_EMU -Isrc -Itests/cudaemu -I$(CUDA_HOME)/include -Wall -Wextra -Wno-unknown-pragmas $(WERROR) \
+    $(CFLAGS) $(SANITIZE_FLAGS)
+# EMU=race: accesses of kernels call tests/cudaemu/race.cpp
+RACE_FLAGS = $(if $(filter race,$(EMU)),-fsanitize=thread -fno-omit-frame-pointer)
+CUDA_LIBS = -lstdc++
+else
+CUDA_LIBS = -L$(CUDA_HOME)/lib64 -Wl,-rpath,$(CUDA_HOME)/lib64 -lcublasLt -lcudart_static -ldl -lrt -lstdc++
+endif
+
 # --- an archive a folder: what a test links is what its folder may see ---
-FOLDERS = cmd train data optim model dist kernels/cpu graph config base
+FOLDERS = cmd train data optim model dist kernels/cpu $(if $(HAVE_CUDA),kernels/cuda) graph config base
 SOURCES = $(filter-out $(if $(HAVE_MPI),,src/dist/mpi.c) $(if $(HAVE_NCCL),,src/dist/nccl.c),\
     $(wildcard $(FOLDERS:%=src/%/*.c)))
 ARCHIVES = $(FOLDERS:%=$(BUILD)/lib/%.a)
-objects_of = $(patsubst src/%.c,$(BUILD)/obj/%.o,$(filter $(wildcard src/$(1)/*.c),$(SOURCES)))
+objects_of = $(patsubst src/%.c,$(BUILD)/obj/%.o,$(filter $(wildcard src/$(1)/*.c),$(SOURCES))) \
+    $(if $(filter kernels/cuda,$(1)),$(CUDA_SOURCES:src/%.cu=$(BUILD)/obj/%.cu.o) $(EMU_RUNTIME:tests/%.cpp=$(BUILD)/obj/%.o))
+KERNELS = kernels/cpu $(if $(HAVE_CUDA),kernels/cuda)
 LINK_base = base
 LINK_config = config base
 LINK_data = data base
 LINK_graph = graph base
-LINK_kernels = kernels/cpu graph base
+LINK_kernels = $(KERNELS) graph base
 LINK_dist = dist graph base
-LINK_model = model kernels/cpu graph base
-LINK_optim = optim kernels/cpu graph base
+LINK_model = model $(KERNELS) graph base
+LINK_optim = optim $(KERNELS) graph base
 LINK_train = $(filter-out cmd,$(FOLDERS))
 LINK_cmd = $(FOLDERS)
 LINK_reference = $(LINK_train)
@@ -74,12 +110,21 @@ $(call stamp,$(BUILD)/probe.stamp,$(PROBE_ENVIRONMENT))
 $(BUILD)/features.mk: scripts/probe.sh $(BUILD)/probe.stamp
 	@$(PROBE_ENVIRONMENT) sh scripts/probe.sh $(BUILD)
 include $(BUILD)/features.mk
-$(call stamp,$(BUILD)/flags.stamp,$(COMPILE) $(LINK_FLAGS))
+$(call stamp,$(BUILD)/flags.stamp,$(COMPILE) $(LINK_FLAGS) $(if $(HAVE_CUDA),$(COMPILE_CUDA) $(COMPILE_EMU) $(RACE_FLAGS)))
 $(call stamp,$(BUILD)/version.stamp,$(VERSION) $(COMMIT))
 $(call stamp,$(BUILD)/sources.stamp,$(SOURCES))
 endif
 
+ifneq ($(EMU),0)
+FEATURE_CFLAGS += -DBERTH_CUDA
+endif
+
 all: $(PROGRAM)
+
+# the same program with the CUDA backend on the emulator: build/berth-emu
+emu:
+	@test -r $(CUDA_HOME)/include/cuda_runtime.h || { echo "emu: CUDA's headers are not in $(CUDA_HOME)/include: set CUDA_HOME" >&2; exit 2; }
+	@$(MAKE) EMU=1 all
 
 $(PROGRAM): $(BUILD)/obj/main.o $(ARCHIVES)
 	$(CC) $(LINK_FLAGS) -o $@ $< -Wl,--start-group $(ARCHIVES) -Wl,--end-group $(LIBS)
@@ -91,6 +136,21 @@ $(BUILD)/obj/kernels/cpu/%.o: CFLAGS += -fno-trapping-math -fno-math-errno
 $(BUILD)/obj/%.o: src/%.c $(BUILD)/flags.stamp
 	@mkdir -p $(@D)
 	$(COMPILE) -MMD -MP -c $< -o $@
+
+$(BUILD)/obj/kernels/cuda/%.o: CPPFLAGS += -I$(CUDA_HOME)/include
+ifeq ($(EMU),0)
+$(BUILD)/obj/%.cu.o: src/%.cu $(BUILD)/flags.stamp
+	@mkdir -p $(@D)
+	@echo "$(COMPILE_CUDA) -c $< -o $@"
+	@$(COMPILE_CUDA) -Xptxas -v -MMD -MP -c $< -o $@ >$(@:.o=.log) 2>&1 || { cat $(@:.o=.log) >&2; exit 1; }
+else
+$(BUILD)/obj/%.cu.o: src/%.cu $(BUILD)/flags.stamp
+	@mkdir -p $(@D)
+	$(COMPILE_EMU) $(RACE_FLAGS) -MMD -MP -c $< -o $@
+$(BUILD)/obj/cudaemu/%.o: tests/cudaemu/%.cpp $(BUILD)/flags.stamp
+	@mkdir -p $(@D)
+	$(COMPILE_EMU) -O2 -MMD -MP -c $< -o $@
+endif
 
 .SECONDEXPANSION:
 $(BUILD)/lib/%.a: $$(call objects_of,$$*) $(BUILD)/sources.stamp
@@ -116,12 +176,18 @@ check: tests
 check-layers:
 	@python3 scripts/check_layers.py --self-test && python3 scripts/check_layers.py
 
-FORMATTED = $(shell find src tests -name '*.[ch]')
+FORMATTED = $(shell find src tests -name '*.[ch]' -o -name '*.cu' -o -name '*.cuh' -o -name '*.cpp')
 FORMAT_VERSION = 14
 format-check:
 	@found=$$(clang-format --version 2>/dev/null | sed -n 's/.*version \([0-9]*\).*/\1/p'); \
 	if [ "$$found" = $(FORMAT_VERSION) ]; then clang-format --dry-run -Werror $(FORMATTED); \
 	else echo "format: skipped: clang-format is $${found:-not there}, other versions than $(FORMAT_VERSION) format otherwise"; fi
+
+# what ptxas made of the kernels, as docs/results/kernels.md shows it; fails where registers are spilled
+nvcc-check: all
+	@$(if $(HAVE_CUDA),,echo "nvcc-check: this build has no CUDA (make features)" >&2; exit 2)
+	@python3 scripts/kernel_table.py $(CUDA_SOURCES:src/%.cu=$(BUILD)/obj/%.cu.log) >$(BUILD)/kernels.md; \
+	    code=$$?; cat $(BUILD)/kernels.md; exit $$code
 
 install: all
 	install -d $(DESTDIR)$(PREFIX)/bin $(DESTDIR)$(PREFIX)/share/berth/configs
@@ -147,6 +213,7 @@ help:
 	@echo "make features     what was found        make clean          removes BUILD ($(BUILD))"
 	@echo "make install      PREFIX=/usr/local DESTDIR=     make uninstall"
 	@echo "make bench-data   preparing data beside other programs (TEXT=FILE)"
+	@echo "make bench-cpu    training steps beside PyTorch's (CASES=\"base-128-bf16 …\", PEER=PYTHON)"
 	@echo "Features: DEFLATE ZSTD ONEDNN OPENMP MPI CUDA NCCL = 0 (leave out) or 1 (must be there); sh scripts/check.sh checks everything."
 
 # data preparation beside its peers; build/venv is made by scripts/check.sh
@@ -158,6 +225,13 @@ bench-data: $(PROGRAM)
 
 include tests/cudaemu/emu.mk
 
+# whole training steps beside PyTorch's; PEER: a Python with torch and transformers
+PEER ?= build/venv/bin/python
+bench-cpu: $(PROGRAM)
+	@test -x $(PEER) || { echo "bench-cpu: $(PEER) is not there: run scripts/check.sh first, or say PEER=PYTHON with torch, transformers and h5py" >&2; exit 2; }
+	@$(PEER) scripts/bench_cpu.py $(PROGRAM) $(CASES)
+
 .SECONDARY:
-.PHONY: all tests print-tests check check-layers format-check install uninstall features clean help bench-data
+.PHONY: all emu tests print-tests check check-layers format-check nvcc-check install uninstall features clean help bench-data bench-cpu
+-include $(CUDA_SOURCES:src/%.cu=$(BUILD)/obj/%.cu.d) $(EMU_RUNTIME:tests/%.cpp=$(BUILD)/obj/%.d)
 -include $(SOURCES:src/%.c=$(BUILD)/obj/%.d) $(BUILD)/obj/main.d $(TESTS:%=%.d)

@@ -12,9 +12,7 @@ typedef uint16_t bf16;
 enum dtype { F32, BF16, F16, F64, I32, I64, U8, DTYPE_COUNT };
 
 static inline size_t dtype_size(enum dtype dtype) {
-    static const size_t size[DTYPE_COUNT] = {
-        [F32] = 4, [BF16] = 2, [F16] = 2, [F64] = 8, [I32] = 4, [I64] = 8, [U8] = 1};
-    return size[dtype];
+    return dtype == F64 || dtype == I64 ? 8 : dtype == F32 || dtype == I32 ? 4 : dtype == U8 ? 1 : 2;
 }
 const char *dtype_name(enum dtype dtype); /* "f32", "bf16", … */
 
@@ -34,5 +32,6 @@ static inline bf16 bf16_from_float(float value) {
 }
 
 float f16_to_float(uint16_t x);
+uint16_t f16_from_float(float value); /* to nearest, ties to even; beyond 65504 infinity */
 
 #endif

@@ -9,6 +9,7 @@
 
 #include "base/memory.h"
 #include "cmd/cmd.h"
+#include "train/device.h"
 #include "train/setup.h"
 
 static const char usage[] =
@@ -51,7 +52,7 @@ double floor_seconds(const struct analysis *analysis, const struct account_row *
 double floor_total(const struct analysis *analysis, const struct account *account, int class) {
     double sum = 0;
     for (int r = 0; r < account->count; r++)
-        if (class == ACCOUNT_ALL || (int)op_info(account->rows[r].op)->class == class)
+        if (class == ACCOUNT_ALL || (int)op_info(account->rows[r].op)->kind == class)
             sum += floor_seconds(analysis, &account->rows[r]);
     return sum;
 }
@@ -214,7 +215,7 @@ static status fill(struct analysis *analysis, const struct request *request, str
 static status analyze(struct analysis *analysis, const struct settings *settings, const struct request *request) {
     struct backend *backend;
     TRY(describe_run(analysis, settings, request));
-    TRY(setup_backend(settings, &backend));
+    TRY(device_open(settings, &backend));
     ask_device(analysis, settings, backend);
     status code = fill(analysis, request, backend);
     if (code == OK)

@@ -64,7 +64,7 @@ static void add_operator(struct drawing *drawing, int number) {
     add_quoted(&drawing->out, id);
     text_add(&drawing->out, " [shape=box, style=filled, fontcolor=white, label=");
     add_quoted(&drawing->out, label);
-    text_printf(&drawing->out, ", fillcolor=\"%s\"];\n", class_color(info->class));
+    text_printf(&drawing->out, ", fillcolor=\"%s\"];\n", class_color(info->kind));
     free(label);
     free(id);
 }

@@ -65,7 +65,7 @@ static void add_rows(struct text *out, const struct account *account, enum fusio
         add_string(out, "level", fusion_name(level), true);
         add_string(out, "name", op_info(row->op)->name, false);
         add_string(out, "pass", pass_name(row->pass), false);
-        add_string(out, "class", op_class_name(op_info(row->op)->class), false);
+        add_string(out, "class", op_class_name(op_info(row->op)->kind), false);
         add_number(out, "count", (double)row->count, false);
         add_number(out, "flop", row->flop, false);
         add_number(out, "bytes_in", row->bytes_in, false);

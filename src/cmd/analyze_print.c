@@ -55,8 +55,7 @@ static void print_operators(const struct analysis *analysis, const struct accoun
            scale->flop, scale->bytes, scale->bytes, "t", "flop/B", "bound by", "floor", scale->seconds);
     for (int r = 0; r < account->count; r++) {
         const struct account_row *row = &account->rows[r];
-        printf("%-16s %-8s %-13s", op_info(row->op)->name, pass_name(row->pass),
-               op_class_name(op_info(row->op)->class));
+        printf("%-16s %-8s %-13s", op_info(row->op)->name, pass_name(row->pass), op_class_name(op_info(row->op)->kind));
         print_amounts(analysis, scale, row);
         printf(" %-9s %8.3f\n", compute_bound(analysis, row) ? "compute" : "bandwidth",
                scale->a_second * floor_seconds(analysis, row));
@@ -152,7 +151,7 @@ static void print_memory(const struct analysis *analysis) {
 static void print_measured_operator(const struct analysis *analysis, const struct account_row *row, double all) {
     double bandwidth = row->seconds > 0 ? row_bytes(row) / row->seconds : 0;
     printf("%-18s %-8s %-13s %7lld %12.4f %6.1f %9.2f %10.2f %7.1f %7.1f\n", op_info(row->op)->name,
-           pass_name(row->pass), op_class_name(op_info(row->op)->class), (long long)row->count, 1e3 * row->seconds,
+           pass_name(row->pass), op_class_name(op_info(row->op)->kind), (long long)row->count, 1e3 * row->seconds,
            share(row->seconds, all), 1e-9 * bandwidth, row->seconds > 0 ? 1e-9 * row->flop / row->seconds : 0,
            share(floor_seconds(analysis, row), row->seconds), share(bandwidth, analysis->bandwidth));
 }

@@ -48,7 +48,7 @@ static void add_piece(struct text *out, const struct analysis *analysis, const s
     text_printf(out,
                 "<rect x=\"%.2f\" y=\"%.1f\" width=\"%.2f\" height=\"%d\" fill=\"%s\" stroke=\"white\">"
                 "<title>%s (%s, %s): %.1f MB = %.1f t</title></rect>\n",
-                x, y, width, THICK, class_color(info->class), info->name, op_class_name(info->class),
+                x, y, width, THICK, class_color(info->kind), info->name, op_class_name(info->kind),
                 pass_name(row->pass), 1e-6 * row_bytes(row), row_bytes(row) / analysis->unit);
     bool two = width >= 2 * LINE + 2;
     double middle = x + width / 2 + 4;
@@ -66,7 +66,7 @@ static void add_bar(struct text *out, const struct analysis *analysis, const str
     for (int class = CONTRACTION; class <= UPDATE; class ++)
         for (int r = 0; r < bar->account->count; r++) {
             const struct account_row *row = &bar->account->rows[r];
-            if ((int)op_info(row->op)->class != class || (bar->eager && account_in_contraction(row)))
+            if ((int)op_info(row->op)->kind != class || (bar->eager && account_in_contraction(row)))
                 continue;
             double width = row_bytes(row) / most * BAR;
             add_piece(out, analysis, row, x, y, width);

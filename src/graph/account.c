@@ -63,7 +63,7 @@ struct account_row account_total(const struct account *account, int class) {
     struct account_row total = {0};
     for (int r = 0; r < account->count; r++) {
         const struct account_row *row = &account->rows[r];
-        if (class != ACCOUNT_ALL && (int)op_info(row->op)->class != class)
+        if (class != ACCOUNT_ALL && (int)op_info(row->op)->kind != class)
             continue;
         total.count += row->count;
         total.flop += row->flop;

@@ -32,6 +32,10 @@ struct op_call {
     int64_t heads, longest_position; /* h; Lmax of the dropout counters (max_position_embeddings) */
     int64_t hidden;                  /* i: dropout's elements are position * hidden + column */
     const struct ragged *ragged;
+    /* [f] the f32 parameters, and the same in the compute dtype (device memory): a bias that is read as f32 at
+     * master + i stands in the compute dtype at weights + i. NULL: not known. */
+    const float *master;
+    const void *weights;
     /* update operators: the chunks of the flat buffers and the parameters they belong to (host memory; constant for the
      * life of the graph, a device backend copies them once) */
     const struct chunk *chunks;
@@ -48,7 +52,8 @@ struct backend {
     status (*download)(struct backend *backend, void *to_host, const void *from,
                        size_t bytes); /* after all work before it */
     bool (*supports)(const struct backend *backend, enum op op, enum dtype compute);
-    status (*run)(struct backend *backend, const struct op_call *call);
+    status (*run)(struct backend *backend, const struct op_call *call); /* may return before the work is done */
+    status (*wait)(struct backend *backend);                            /* until it is */
     /* Measured dense contraction rate in flop/s for a compute dtype, or 0 where unknown. Takes a fraction of a second
      * the first time it is asked. */
     double (*peak_flops)(struct backend *backend, enum dtype compute);

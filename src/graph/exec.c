@@ -212,6 +212,8 @@ static status run_node(struct exec *exec, const struct node *node, bool first, b
                            .longest_position = graph->capacity.n[DIM_L],
                            .hidden = graph->capacity.n[DIM_I],
                            .ragged = &exec->ragged,
+                           .master = exec->data[graph->master],
+                           .weights = exec->data[graph->weights],
                            .chunks = graph->chunks,
                            .chunk_count = graph->chunk_count,
                            .parameters = graph->parameters,
@@ -229,8 +231,10 @@ status exec_run(struct exec *exec, int passes, bool first, bool evaluate) {
             continue;
         double began = exec->seconds ? clock_seconds() : 0;
         TRY(run_node(exec, &exec->graph->nodes[n], first, evaluate));
-        if (exec->seconds)
+        if (exec->seconds) {
+            TRY(exec->backend->wait(exec->backend));
             exec->seconds[n] += clock_seconds() - began;
+        }
     }
     return OK;
 }

@@ -30,8 +30,8 @@ status exec_download_slice(struct exec *exec, int tensor, int parameter, void *h
  * gradients and sums are overwritten rather than added to. `evaluate`: dropout off. */
 status exec_run(struct exec *exec, int passes, bool first, bool evaluate);
 
-/* From now on exec_run adds the seconds that each node takes to seconds[node]; NULL: no more. The array is the
- * caller's. A device whose kernels are still running when backend->run returns counts the time of their launch. */
+/* From now on exec_run waits for each node and adds the seconds that it took to seconds[node]; NULL: no more. The array
+ * is the caller's. */
 void exec_profile(struct exec *exec, double *seconds);
 
 const struct plan *exec_plan(const struct exec *exec);

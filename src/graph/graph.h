@@ -41,7 +41,7 @@ enum { MAX_OPERANDS = 8, MAX_RANK = 3 };
 /* A row of op.def, parsed. */
 struct op_info {
     const char *name, *meaning;
-    enum op_class class;
+    enum op_class kind;
     int inputs, outputs, in_place;
     struct operand_info {
         char name[16], letters[8];

@@ -80,7 +80,7 @@ static void parse_table(void) {
         struct op_info *info = &table[op];
         *info = (struct op_info){.name = row->name,
                                  .meaning = row->meaning,
-                                 .class = row->class,
+                                 .kind = row->class,
                                  .space = row->space,
                                  .flop = row->flop,
                                  .in_place = row->in_place};

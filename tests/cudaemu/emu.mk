@@ -6,7 +6,7 @@
 
 CXX ?= g++
 EMU_BUILDS = plain race address
-EMU_SOURCES = cudaemu cublaslt fiber report runtime
+EMU_PARTS = cudaemu cublaslt fiber report runtime
 EMU_HAVE_CUDA := $(wildcard $(CUDA_HOME)/include/cuda_runtime.h)
 
 # what only kernels are compiled with: the callbacks of the race checker are not instrumented themselves
@@ -22,7 +22,7 @@ EMU_DIR = $(BUILD)/cudaemu
 
 # $(call EMU_RULES,BUILD): its object files, and the test
 define EMU_RULES
-EMU_OBJECTS_$(1) = $(EMU_SOURCES:%=$(EMU_DIR)/$(1)/%.o) $(if $(filter race,$(1)),$(EMU_DIR)/race/race.o)
+EMU_OBJECTS_$(1) = $(EMU_PARTS:%=$(EMU_DIR)/$(1)/%.o) $(if $(filter race,$(1)),$(EMU_DIR)/race/race.o)
 $$(EMU_OBJECTS_$(1)): $(EMU_DIR)/$(1)/%.o: tests/cudaemu/%.cpp $(BUILD)/flags.stamp
 	@mkdir -p $$(@D)
 	$(CXX) $(EMU_FLAGS) -O3 -fopenmp $(EMU_FLAGS_$(1)) -c $$< -o $$@

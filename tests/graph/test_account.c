@@ -125,7 +125,7 @@ static void test_weights_are_written_once(void **state) {
 
 static void test_names(void **state) {
     (void)state;
-    assert_string_equal(op_class_name(op_info(OP_softmax)->class), "normalization");
+    assert_string_equal(op_class_name(op_info(OP_softmax)->kind), "normalization");
     assert_string_equal(op_class_name(UPDATE), "update");
     assert_string_equal(pass_name(PASS_BACKWARD), "backward");
 }

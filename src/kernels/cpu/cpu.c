@@ -106,6 +106,11 @@ static status cpu_run(struct backend *backend, const struct op_call *call) {
     return kernels[call->op]((struct cpu *)backend, call);
 }
 
+static status cpu_wait(struct backend *backend) {
+    (void)backend;
+    return OK;
+}
+
 /* The rate of a square contraction, best of a few. */
 static double measure_peak(struct cpu *cpu, enum dtype dtype) {
     enum { N = 512 };
@@ -259,6 +264,7 @@ status cpu_backend_new(struct backend **out, int threads) {
                                     .download = cpu_copy,
                                     .supports = cpu_supports,
                                     .run = cpu_run,
+                                    .wait = cpu_wait,
                                     .peak_flops = cpu_peak_flops,
                                     .bandwidth = cpu_bandwidth,
                                     .memory_left = cpu_memory_left,

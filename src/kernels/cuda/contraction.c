@@ -1,0 +1,289 @@
+/* cuBLASLt counts columns first. A row-major c[m,n] is to it the matrix c^T with n rows, so its operand A is our b, its
+ * B is our a, and "rows of D", along which it adds a bias, are our columns. */
+#include "kernels/cuda/contraction.h"
+
+#include <cublasLt.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "base/memory.h"
+
+/* What decides which algorithm is fastest. Zeroed before it is filled: compared as bytes. */
+struct shape {
+    int64_t m, n, k;
+    int32_t transpose_a, transpose_b, dtype, dtype_c, adds, in_place, epilogue, aligned;
+};
+
+struct choice {
+    struct shape shape;
+    bool supported;
+    cublasLtMatmulAlgo_t algorithm;
+};
+
+struct lt {
+    struct cuda *cuda;
+    cublasLtHandle_t library;
+    bool tf32;
+    struct choice *choices; /* one a shape */
+    int count, capacity;
+    cudaEvent_t began, ended;
+};
+
+/* --- errors --- */
+
+static status library_check(cublasStatus_t code, const char *what) {
+    if (code == CUBLAS_STATUS_SUCCESS)
+        return OK;
+    return failed("cuBLASLt: %s: %s", what, cublasLtGetStatusString(code));
+}
+#define LT_TRY(call) TRY(library_check((call), #call))
+#define LT_TRY_GOTO(call, label) TRY_GOTO(library_check((call), #call), label)
+
+/* --- descriptors --- */
+
+static cudaDataType_t data_type(enum dtype dtype) {
+    return dtype == F32 ? CUDA_R_32F : dtype == BF16 ? CUDA_R_16BF : CUDA_R_16F;
+}
+
+struct descriptors {
+    cublasLtMatmulDesc_t product;
+    cublasLtMatrixLayout_t a, b, c;
+};
+
+static void descriptors_free(struct descriptors *d) {
+    if (d->product)
+        cublasLtMatmulDescDestroy(d->product);
+    cublasLtMatrixLayout_t layouts[] = {d->a, d->b, d->c};
+    for (int i = 0; i < 3; i++)
+        if (layouts[i])
+            cublasLtMatrixLayoutDestroy(layouts[i]);
+}
+
+static status set(cublasLtMatmulDesc_t descriptor, cublasLtMatmulDescAttributes_t attribute, const void *value,
+                  size_t bytes) {
+    LT_TRY(cublasLtMatmulDescSetAttribute(descriptor, attribute, value, bytes));
+    return OK;
+}
+
+static status set_epilogue(cublasLtMatmulDesc_t descriptor, const struct product *product) {
+    static const cublasLtEpilogue_t epilogues[] = {[EPILOGUE_NONE] = CUBLASLT_EPILOGUE_DEFAULT,
+                                                   [EPILOGUE_BIAS] = CUBLASLT_EPILOGUE_BIAS,
+                                                   [EPILOGUE_GELU_BIAS] = CUBLASLT_EPILOGUE_GELU_AUX_BIAS,
+                                                   [EPILOGUE_DGELU] = CUBLASLT_EPILOGUE_DGELU,
+                                                   [EPILOGUE_ROW_SUMS] = CUBLASLT_EPILOGUE_BGRADB};
+    cublasLtEpilogue_t epilogue = epilogues[product->epilogue];
+    TRY(set(descriptor, CUBLASLT_MATMUL_DESC_EPILOGUE, &epilogue, sizeof epilogue));
+    if (product->vector)
+        TRY(set(descriptor, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &product->vector, sizeof product->vector));
+    if (product->aux) {
+        TRY(set(descriptor, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, &product->aux, sizeof product->aux));
+        TRY(set(descriptor, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD, &product->n, sizeof product->n));
+    }
+    return OK;
+}
+
+static status layout_new(cublasLtMatrixLayout_t *out, enum dtype dtype, bool transposed, int64_t rows,
+                         int64_t columns) {
+    uint64_t first = (uint64_t)(transposed ? rows : columns), second = (uint64_t)(transposed ? columns : rows);
+    LT_TRY(cublasLtMatrixLayoutCreate(out, data_type(dtype), first, second, (int64_t)first));
+    return OK;
+}
+
+static status describe(const struct lt *lt, const struct product *p, struct descriptors *out) {
+    *out = (struct descriptors){0};
+    cublasComputeType_t compute = lt->tf32 && p->dtype == F32 ? CUBLAS_COMPUTE_32F_FAST_TF32 : CUBLAS_COMPUTE_32F;
+    cublasOperation_t transpose_a = p->transpose_b ? CUBLAS_OP_T : CUBLAS_OP_N;
+    cublasOperation_t transpose_b = p->transpose_a ? CUBLAS_OP_T : CUBLAS_OP_N;
+    status code = OK;
+    LT_TRY_GOTO(cublasLtMatmulDescCreate(&out->product, compute, CUDA_R_32F), fail);
+    TRY_GOTO(set(out->product, CUBLASLT_MATMUL_DESC_TRANSA, &transpose_a, sizeof transpose_a), fail);
+    TRY_GOTO(set(out->product, CUBLASLT_MATMUL_DESC_TRANSB, &transpose_b, sizeof transpose_b), fail);
+    TRY_GOTO(set_epilogue(out->product, p), fail);
+    TRY_GOTO(layout_new(&out->a, p->dtype, p->transpose_b, p->k, p->n), fail);
+    TRY_GOTO(layout_new(&out->b, p->dtype, p->transpose_a, p->m, p->k), fail);
+    TRY_GOTO(layout_new(&out->c, p->dtype_c, false, p->m, p->n), fail);
+    return OK;
+fail:
+    descriptors_free(out);
+    return code;
+}
+
+static cublasStatus_t multiply(const struct lt *lt, const struct product *p, const struct descriptors *d,
+                               const cublasLtMatmulAlgo_t *algorithm, void *to) {
+    float one = 1, beta = p->z ? 1 : 0;
+    return cublasLtMatmul(lt->library, d->product, &one, p->b, d->a, p->a, d->b, &beta, p->z ? p->z : to, d->c, to,
+                          d->c, algorithm, cuda_workspace(lt->cuda), CUDA_WORKSPACE_BYTES, cuda_stream(lt->cuda));
+}
+
+/* --- the choice of an algorithm --- */
+
+/* The largest power of two up to 16 that divides all addresses. */
+static int32_t alignment(const struct product *p) {
+    uintptr_t all = (uintptr_t)p->a | (uintptr_t)p->b | (uintptr_t)p->c | (uintptr_t)p->z | (uintptr_t)p->vector |
+                    (uintptr_t)p->aux | 16;
+    return (int32_t)(all & -all);
+}
+
+static struct shape shape_of(const struct product *p) {
+    struct shape shape;
+    memset(&shape, 0, sizeof shape);
+    shape.m = p->m, shape.n = p->n, shape.k = p->k;
+    shape.transpose_a = p->transpose_a, shape.transpose_b = p->transpose_b;
+    shape.dtype = (int32_t)p->dtype, shape.dtype_c = (int32_t)p->dtype_c;
+    shape.adds = p->z != NULL, shape.in_place = p->z == p->c;
+    shape.epilogue = (int32_t)p->epilogue;
+    shape.aligned = alignment(p);
+    return shape;
+}
+
+enum { PROPOSALS = 8, TRIALS = 3 };
+
+static status propose(const struct lt *lt, const struct product *p, const struct descriptors *d,
+                      cublasLtMatmulHeuristicResult_t *found, int *count) {
+    cublasLtMatmulPreference_t preference = NULL;
+    uint64_t workspace = CUDA_WORKSPACE_BYTES;
+    uint32_t aligned = (uint32_t)alignment(p);
+    static const cublasLtMatmulPreferenceAttributes_t addresses[] = {
+        CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES,
+        CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES};
+    status code = OK;
+    *count = 0;
+    LT_TRY(cublasLtMatmulPreferenceCreate(&preference));
+    LT_TRY_GOTO(cublasLtMatmulPreferenceSetAttribute(preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &workspace,
+                                                     sizeof workspace),
+                done);
+    for (int i = 0; i < 4; i++)
+        LT_TRY_GOTO(cublasLtMatmulPreferenceSetAttribute(preference, addresses[i], &aligned, sizeof aligned), done);
+    cublasStatus_t said = cublasLtMatmulAlgoGetHeuristic(lt->library, d->product, d->a, d->b, d->c, d->c, preference,
+                                                         PROPOSALS, found, count);
+    if (said != CUBLAS_STATUS_SUCCESS)
+        *count = 0; /* NOT_SUPPORTED, or INVALID_VALUE for an epilogue that these types do not have */
+done:
+    cublasLtMatmulPreferenceDestroy(preference);
+    return code;
+}
+
+/* Seconds of one run into `to`, the best of a few; INFINITY if the algorithm does not run. */
+static double time_of(const struct lt *lt, const struct product *p, const struct descriptors *d,
+                      const cublasLtMatmulAlgo_t *algorithm, void *to) {
+    cudaStream_t stream = cuda_stream(lt->cuda);
+    double best = INFINITY;
+    for (int trial = 0; trial < TRIALS; trial++) {
+        float milliseconds = INFINITY;
+        cudaEventRecord(lt->began, stream);
+        if (multiply(lt, p, d, algorithm, to) != CUBLAS_STATUS_SUCCESS)
+            return INFINITY;
+        cudaEventRecord(lt->ended, stream);
+        if (cudaEventSynchronize(lt->ended) != cudaSuccess)
+            return INFINITY;
+        cudaEventElapsedTime(&milliseconds, lt->began, lt->ended);
+        best = 1e-3 * milliseconds < best ? 1e-3 * milliseconds : best;
+    }
+    return best;
+}
+
+/* The proposals are timed into memory of their own, so that a sum that `c` holds stays as it is; where there is no room
+ * for that, the library's first proposal it is. */
+static int fastest(const struct lt *lt, const struct product *p, const struct descriptors *d,
+                   const cublasLtMatmulHeuristicResult_t *found, int count) {
+    void *to = NULL;
+    int best = 0;
+    if (count == 1 || cudaMalloc(&to, (size_t)(p->m * p->n) * dtype_size(p->dtype_c)) != cudaSuccess) {
+        cudaGetLastError();
+        return 0;
+    }
+    double least = INFINITY;
+    for (int i = 0; i < count; i++) {
+        double seconds = time_of(lt, p, d, &found[i].algo, to);
+        if (seconds < least)
+            least = seconds, best = i;
+    }
+    cudaFree(to);
+    return best;
+}
+
+static status choose(struct lt *lt, const struct product *p, const struct descriptors *d, struct choice *choice) {
+    cublasLtMatmulHeuristicResult_t found[PROPOSALS];
+    int count;
+    TRY(propose(lt, p, d, found, &count));
+    choice->supported = count > 0;
+    if (count > 0)
+        choice->algorithm = found[fastest(lt, p, d, found, count)].algo;
+    return OK;
+}
+
+static status find(struct lt *lt, const struct product *p, const struct descriptors *d, const struct choice **out) {
+    struct shape shape = shape_of(p);
+    for (int i = 0; i < lt->count; i++)
+        if (memcmp(&lt->choices[i].shape, &shape, sizeof shape) == 0) {
+            *out = &lt->choices[i];
+            return OK;
+        }
+    struct choice choice = {.shape = shape};
+    TRY(choose(lt, p, d, &choice));
+    GROW(lt->choices, lt->count, lt->capacity);
+    lt->choices[lt->count] = choice;
+    *out = &lt->choices[lt->count++];
+    return OK;
+}
+
+/* --- the interface --- */
+
+bool lt_supports(struct lt *lt, const struct product *product) {
+    struct descriptors d;
+    const struct choice *choice;
+    if (describe(lt, product, &d) != OK)
+        return false;
+    bool supported = find(lt, product, &d, &choice) == OK && choice->supported;
+    descriptors_free(&d);
+    return supported;
+}
+
+status lt_multiply(struct lt *lt, const struct product *product) {
+    struct descriptors d;
+    const struct choice *choice;
+    if (product->k == 0 && !product->z)
+        CUDA_TRY(cudaMemsetAsync(product->c, 0, (size_t)(product->m * product->n) * dtype_size(product->dtype_c),
+                                 cuda_stream(lt->cuda)));
+    if (product->m == 0 || product->n == 0 || product->k == 0)
+        return OK;
+    TRY(describe(lt, product, &d));
+    status code = find(lt, product, &d, &choice);
+    if (code == OK && !choice->supported)
+        code = failed("cuBLASLt has no product of %lld x %lld x %lld in %s", (long long)product->m,
+                      (long long)product->n, (long long)product->k, dtype_name(product->dtype));
+    if (code == OK)
+        code = library_check(multiply(lt, product, &d, &choice->algorithm, product->c), "cublasLtMatmul");
+    descriptors_free(&d);
+    return code;
+}
+
+status lt_new(struct lt **out, struct cuda *cuda, bool tf32) {
+    struct lt *lt = xcalloc(1, sizeof *lt);
+    *lt = (struct lt){.cuda = cuda, .tf32 = tf32};
+    *out = lt;
+    LT_TRY(cublasLtCreate(&lt->library));
+    CUDA_TRY(cudaEventCreateWithFlags(&lt->began, cudaEventDefault));
+    CUDA_TRY(cudaEventCreateWithFlags(&lt->ended, cudaEventDefault));
+    return OK;
+}
+
+void lt_free(struct lt *lt) {
+    if (!lt)
+        return;
+    if (lt->library)
+        cublasLtDestroy(lt->library);
+    if (lt->began)
+        cudaEventDestroy(lt->began);
+    if (lt->ended)
+        cudaEventDestroy(lt->ended);
+    free(lt->choices);
+    free(lt);
+}
+
+void lt_describe(const struct lt *lt, char *out, size_t size) {
+    size_t version = cublasLtGetVersion();
+    snprintf(out, size, "cuBLASLt %zu.%zu.%zu%s", version / 10000, version / 100 % 100, version % 100,
+             lt->tf32 ? ", tf32" : "");
+}

@@ -1,0 +1,333 @@
+#include "kernels/cuda/cuda.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "base/clock.h"
+#include "base/memory.h"
+#include "kernels/cuda/contraction.h"
+#include "kernels/cuda/kernels.h"
+
+/* Copies to the device go through pinned memory, a segment after the other, so that they do not hold up the host: a
+ * segment is used again when the copies out of it are done. */
+enum { SEGMENTS = 4, SEGMENT_BYTES = 4 << 20 };
+
+struct constant {
+    const void *host;
+    void *device;
+    size_t bytes;
+};
+
+struct cuda {
+    struct backend backend;
+    int device;
+    struct cudaDeviceProp properties;
+    cudaStream_t stream;
+    struct lt *lt;
+    void *workspace, *converted;
+    struct constant *constants;
+    int constant_count, constant_capacity;
+    char *segments; /* pinned, [SEGMENTS][SEGMENT_BYTES] */
+    cudaEvent_t copied[SEGMENTS];
+    int segment;
+    size_t used;              /* bytes of the current segment */
+    double peak[DTYPE_COUNT]; /* flop/s, measured once */
+    double bandwidth;         /* bytes/s, measured once */
+};
+
+typedef status (*kernel)(struct cuda *cuda, const struct op_call *call);
+static const kernel kernels[OP_COUNT] = {
+#define OP(name, ...) [OP_##name] = cuda_##name,
+#include "graph/op.def"
+#undef OP
+};
+
+/* --- what kernels ask --- */
+
+cudaStream_t cuda_stream(struct cuda *cuda) { return cuda->stream; }
+int cuda_multiprocessors(const struct cuda *cuda) { return cuda->properties.multiProcessorCount; }
+int cuda_shared_limit(const struct cuda *cuda) { return (int)cuda->properties.sharedMemPerBlockOptin; }
+void *cuda_workspace(struct cuda *cuda) { return cuda->workspace; }
+void *cuda_converted_memory(struct cuda *cuda) { return cuda->converted; }
+
+struct lt *cuda_lt(struct cuda *cuda) {
+    return cuda->lt;
+}
+
+status cuda_check(cudaError_t error, const char *what) {
+    if (error == cudaSuccess)
+        return OK;
+    return failed("CUDA: %s: %s (%s)", what, cudaGetErrorString(error), cudaGetErrorName(error));
+}
+
+status cuda_constant(struct cuda *cuda, const void *host, size_t bytes, const void **out) {
+    for (int i = 0; i < cuda->constant_count; i++)
+        if (cuda->constants[i].host == host && cuda->constants[i].bytes == bytes) {
+            *out = cuda->constants[i].device;
+            return OK;
+        }
+    void *device;
+    TRY(cuda->backend.memory_new(&cuda->backend, &device, bytes, "constants"));
+    GROW(cuda->constants, cuda->constant_count, cuda->constant_capacity);
+    cuda->constants[cuda->constant_count++] = (struct constant){.host = host, .device = device, .bytes = bytes};
+    *out = device;
+    return cuda->backend.upload(&cuda->backend, device, host, bytes);
+}
+
+/* --- the interface of graph/backend.h --- */
+
+static status memory_on_device(struct backend *backend, void **out, size_t bytes, const char *what) {
+    struct cuda *cuda = (struct cuda *)backend;
+    size_t left = 0, total = 0;
+    *out = NULL;
+    if (cudaMalloc(out, bytes ? bytes : 1) != cudaSuccess) {
+        cudaGetLastError();
+        cudaMemGetInfo(&left, &total);
+        return failed(
+            "out of device memory: %s needs %.3f GB, %s has %.3f GB left: lower train.micro_batch, or set "
+            "train.activation_checkpointing=layer",
+            what, 1e-9 * (double)bytes, cuda->properties.name, 1e-9 * (double)left);
+    }
+    CUDA_TRY(cudaMemsetAsync(*out, 0, bytes, cuda->stream));
+    return OK;
+}
+
+static void free_on_device(struct backend *backend, void *memory) {
+    (void)backend;
+    cudaFree(memory);
+}
+
+/* Room in pinned memory for at most `bytes`; sets how many there are. */
+static status pinned(struct cuda *cuda, size_t bytes, char **to, size_t *count) {
+    enum { ALIGNMENT = 64 };
+    if (cuda->used == SEGMENT_BYTES) {
+        CUDA_TRY(cudaEventRecord(cuda->copied[cuda->segment], cuda->stream));
+        cuda->segment = (cuda->segment + 1) % SEGMENTS;
+        cuda->used = 0;
+        CUDA_TRY(cudaEventSynchronize(cuda->copied[cuda->segment]));
+    }
+    size_t left = SEGMENT_BYTES - cuda->used;
+    *count = bytes < left ? bytes : left;
+    *to = cuda->segments + (size_t)cuda->segment * SEGMENT_BYTES + cuda->used;
+    cuda->used += *count;
+    cuda->used =
+        cuda->used < SEGMENT_BYTES - ALIGNMENT ? (cuda->used + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT : SEGMENT_BYTES;
+    return OK;
+}
+
+static status upload(struct backend *backend, void *to, const void *from_host, size_t bytes) {
+    struct cuda *cuda = (struct cuda *)backend;
+    for (size_t at = 0, count; at < bytes; at += count) {
+        char *staged;
+        TRY(pinned(cuda, bytes - at, &staged, &count));
+        memcpy(staged, (const char *)from_host + at, count);
+        CUDA_TRY(cudaMemcpyAsync((char *)to + at, staged, count, cudaMemcpyHostToDevice, cuda->stream));
+    }
+    return OK;
+}
+
+static status wait_for_work(struct backend *backend) {
+    CUDA_TRY(cudaStreamSynchronize(((struct cuda *)backend)->stream));
+    return OK;
+}
+
+static status download(struct backend *backend, void *to_host, const void *from, size_t bytes) {
+    struct cuda *cuda = (struct cuda *)backend;
+    if (bytes)
+        CUDA_TRY(cudaMemcpyAsync(to_host, from, bytes, cudaMemcpyDeviceToHost, cuda->stream));
+    return wait_for_work(backend);
+}
+
+static bool supports(const struct backend *backend, enum op op, enum dtype compute) {
+    (void)backend;
+    return kernels[op] && (compute == F32 || compute == BF16 || compute == F16);
+}
+
+static status run(struct backend *backend, const struct op_call *call) {
+    return kernels[call->op]((struct cuda *)backend, call);
+}
+
+/* --- measured rates --- */
+
+/* Seconds between two events around `work`, the best of ROUNDS after one that does not count; 0 if it cannot run. */
+static double time_of(struct cuda *cuda, status (*work)(struct cuda *cuda, void *ctx), void *ctx) {
+    enum { ROUNDS = 5 };
+    double best = 0;
+    cudaEvent_t began = NULL, ended = NULL;
+    if (cudaEventCreateWithFlags(&began, cudaEventDefault) == cudaSuccess &&
+        cudaEventCreateWithFlags(&ended, cudaEventDefault) == cudaSuccess)
+        for (int round = 0; round <= ROUNDS; round++) {
+            float milliseconds = 0;
+            cudaEventRecord(began, cuda->stream);
+            if (work(cuda, ctx) != OK)
+                break;
+            cudaEventRecord(ended, cuda->stream);
+            if (cudaEventSynchronize(ended) != cudaSuccess)
+                break;
+            cudaEventElapsedTime(&milliseconds, began, ended);
+            if (round > 0 && milliseconds > 0 && (best == 0 || 1e-3 * milliseconds < best))
+                best = 1e-3 * milliseconds;
+        }
+    cudaEventDestroy(began);
+    cudaEventDestroy(ended);
+    return best;
+}
+
+static status square_product(struct cuda *cuda, void *ctx) { return lt_multiply(cuda->lt, ctx); }
+
+/* A square product whose operands are random enough: not zeros, which take less power. */
+static double measure_peak(struct cuda *cuda, enum dtype dtype) {
+    int64_t n = cuda->properties.multiProcessorCount >= 16 ? 8192 : 64; /* the host's emulator reports 4 */
+    size_t bytes = (size_t)(n * n) * dtype_size(dtype);
+    void *data[3] = {NULL};
+    double seconds = 0;
+    bool room = true;
+    for (int i = 0; i < 3; i++)
+        room = room && memory_on_device(&cuda->backend, &data[i], bytes, "measurement") == OK;
+    for (int i = 0; i < 2 && room; i++)
+        room = cudaMemsetAsync(data[i], 0x3c + i, bytes, cuda->stream) == cudaSuccess;
+    struct product product = {
+        .m = n, .n = n, .k = n, .dtype = dtype, .dtype_c = dtype, .a = data[0], .b = data[1], .c = data[2]};
+    if (room)
+        seconds = time_of(cuda, square_product, &product);
+    for (int i = 0; i < 3; i++)
+        cudaFree(data[i]);
+    return seconds > 0 ? 2.0 * (double)n * (double)n * (double)n / seconds : 0;
+}
+
+static double peak_flops(struct backend *backend, enum dtype compute) {
+    struct cuda *cuda = (struct cuda *)backend;
+    if (!cuda->peak[compute])
+        cuda->peak[compute] = measure_peak(cuda, compute);
+    return cuda->peak[compute];
+}
+
+struct copy {
+    char *from, *to;
+    size_t bytes;
+};
+
+static status copy_on_device(struct cuda *cuda, void *ctx) {
+    struct copy *copy = ctx;
+    return cuda_check(cudaMemcpyAsync(copy->to, copy->from, copy->bytes, cudaMemcpyDeviceToDevice, cuda->stream),
+                      "copy");
+}
+
+static double bandwidth(struct backend *backend) {
+    struct cuda *cuda = (struct cuda *)backend;
+    if (cuda->bandwidth)
+        return cuda->bandwidth;
+    struct copy copy = {.bytes = cuda->properties.multiProcessorCount >= 16 ? (size_t)1 << 30 : (size_t)1 << 20};
+    if (memory_on_device(backend, (void **)&copy.from, copy.bytes, "measurement") == OK &&
+        memory_on_device(backend, (void **)&copy.to, copy.bytes, "measurement") == OK) {
+        double seconds = time_of(cuda, copy_on_device, &copy);
+        cuda->bandwidth = seconds > 0 ? 2.0 * (double)copy.bytes / seconds : 0;
+    }
+    cudaFree(copy.from);
+    cudaFree(copy.to);
+    return cuda->bandwidth;
+}
+
+static int64_t memory_left(const struct backend *backend) {
+    (void)backend;
+    size_t left = 0, total = 0;
+    return cudaMemGetInfo(&left, &total) == cudaSuccess ? (int64_t)left : 0;
+}
+
+/* --- beginning and end --- */
+
+int cuda_device_count(void) {
+    int count = 0;
+    if (cudaGetDeviceCount(&count) != cudaSuccess) {
+        cudaGetLastError();
+        return 0;
+    }
+    return count;
+}
+
+static void describe_properties(const struct cudaDeviceProp *properties, char *line, size_t size) {
+    snprintf(line, size, "%s, sm_%d%d, %d multiprocessors, %.0f GB", properties->name, properties->major,
+             properties->minor, properties->multiProcessorCount, 1e-9 * (double)properties->totalGlobalMem);
+}
+
+bool cuda_device_describe(int device, char *line, size_t size) {
+    struct cudaDeviceProp properties;
+    if (cudaGetDeviceProperties(&properties, device) != cudaSuccess) {
+        cudaGetLastError();
+        return false;
+    }
+    describe_properties(&properties, line, size);
+    return true;
+}
+
+static void describe(const struct backend *backend, char *line, size_t size) {
+    const struct cuda *cuda = (const struct cuda *)backend;
+    char device[320], library[64];
+    describe_properties(&cuda->properties, device, sizeof device);
+    lt_describe(cuda->lt, library, sizeof library);
+    snprintf(line, size, "cuda: %s, %s", device, library);
+}
+
+static void cuda_free(struct backend *backend) {
+    struct cuda *cuda = (struct cuda *)backend;
+    if (cuda->stream)
+        cudaStreamSynchronize(cuda->stream);
+    lt_free(cuda->lt);
+    for (int i = 0; i < cuda->constant_count; i++)
+        cudaFree(cuda->constants[i].device);
+    free(cuda->constants);
+    cudaFree(cuda->workspace);
+    cudaFree(cuda->converted);
+    for (int i = 0; i < SEGMENTS; i++)
+        if (cuda->copied[i])
+            cudaEventDestroy(cuda->copied[i]);
+    if (cuda->segments)
+        cudaFreeHost(cuda->segments);
+    if (cuda->stream)
+        cudaStreamDestroy(cuda->stream);
+    free(cuda);
+}
+
+static status open_device(struct cuda *cuda, bool tf32) {
+    int count = cuda_device_count();
+    if (count == 0)
+        return bad_input(
+            "device.type=cuda, but no CUDA device can be used: no NVIDIA driver, or no device is visible "
+            "(CUDA_VISIBLE_DEVICES); device.type=cpu trains without one");
+    if (cuda->device >= count)
+        return bad_input("CUDA device %d was asked for, but there are only %d", cuda->device, count);
+    CUDA_TRY(cudaSetDevice(cuda->device));
+    CUDA_TRY(cudaGetDeviceProperties(&cuda->properties, cuda->device));
+    CUDA_TRY(cudaStreamCreateWithFlags(&cuda->stream, cudaStreamNonBlocking));
+    for (int i = 0; i < SEGMENTS; i++)
+        CUDA_TRY(cudaEventCreateWithFlags(&cuda->copied[i], cudaEventDisableTiming));
+    CUDA_TRY(cudaMallocHost((void **)&cuda->segments, (size_t)SEGMENTS * SEGMENT_BYTES));
+    TRY(memory_on_device(&cuda->backend, &cuda->workspace, CUDA_WORKSPACE_BYTES, "workspace"));
+    TRY(memory_on_device(&cuda->backend, &cuda->converted, (size_t)CUDA_CONVERTED_MOST * 2, "biases"));
+    return lt_new(&cuda->lt, cuda, tf32);
+}
+
+status cuda_backend_new(struct backend **out, int device, bool tf32) {
+    struct cuda *cuda = xcalloc(1, sizeof *cuda);
+    cuda->device = device;
+    cuda->backend = (struct backend){.name = "cuda",
+                                     .memory_new = memory_on_device,
+                                     .memory_free = free_on_device,
+                                     .upload = upload,
+                                     .download = download,
+                                     .supports = supports,
+                                     .run = run,
+                                     .wait = wait_for_work,
+                                     .peak_flops = peak_flops,
+                                     .bandwidth = bandwidth,
+                                     .memory_left = memory_left,
+                                     .describe = describe,
+                                     .free = cuda_free};
+    status code = open_device(cuda, tf32);
+    if (code != OK) {
+        cuda_free(&cuda->backend);
+        return code;
+    }
+    *out = &cuda->backend;
+    return OK;
+}
