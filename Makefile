@@ -21,7 +21,7 @@ ifneq ($(EMU),0)
 BUILD ?= build/emu$(filter-out 1,$(EMU))$(if $(filter 1,$(SANITIZE)),-sanitize)
 CFLAGS ?= -O1 -g
 CUDA = 0
-OPENMP ?= $(if $(filter 1,$(SANITIZE)),0)
+OPENMP ?= 0
 else ifeq ($(SANITIZE),0)
 BUILD ?= build/release
 CFLAGS ?= -O3 -g
@@ -70,7 +70,7 @@ HAVE_CUDA = 1
 EMU_SOURCES = $(wildcard tests/cudaemu/*.cpp)
 EMU_RUNTIME = $(filter-out tests/cudaemu/test_%,$(EMU_SOURCES))
 CXX = g++
-COMPILE_EMU = $(CXX) -x c++ -std=c++17 -DBERTH_EMU -Isrc -Itests/cudaemu -I$(CUDA_HOME)/include -Wall -Wextra $(WERROR) \
+COMPILE_EMU = $(CXX) -x c++ -std=c++17 -DBERTH_EMU -Isrc -Itests/cudaemu -I$(CUDA_HOME)/include -Wall -Wextra -Wno-unknown-pragmas $(WERROR) \
     $(CFLAGS) $(SANITIZE_FLAGS)
 # EMU=race: accesses of kernels call tests/cudaemu/race.cpp
 RACE_FLAGS = $(if $(filter race,$(EMU)),-fsanitize=thread -fno-omit-frame-pointer)
@@ -141,7 +141,8 @@ $(BUILD)/obj/kernels/cuda/%.o: CPPFLAGS += -I$(CUDA_HOME)/include
 ifeq ($(EMU),0)
 $(BUILD)/obj/%.cu.o: src/%.cu $(BUILD)/flags.stamp
 	@mkdir -p $(@D)
-	$(COMPILE_CUDA) -MMD -MP -c $< -o $@
+	@echo "$(COMPILE_CUDA) -c $< -o $@"
+	@$(COMPILE_CUDA) -Xptxas -v -MMD -MP -c $< -o $@ >$(@:.o=.log) 2>&1 || { cat $(@:.o=.log) >&2; exit 1; }
 else
 $(BUILD)/obj/%.cu.o: src/%.cu $(BUILD)/flags.stamp
 	@mkdir -p $(@D)
@@ -181,6 +182,12 @@ format-check:
 	@found=$$(clang-format --version 2>/dev/null | sed -n 's/.*version \([0-9]*\).*/\1/p'); \
 	if [ "$$found" = $(FORMAT_VERSION) ]; then clang-format --dry-run -Werror $(FORMATTED); \
 	else echo "format: skipped: clang-format is $${found:-not there}, other versions than $(FORMAT_VERSION) format otherwise"; fi
+
+# what ptxas made of the kernels, as docs/results/kernels.md shows it; fails where registers are spilled
+nvcc-check: all
+	@$(if $(HAVE_CUDA),,echo "nvcc-check: this build has no CUDA (make features)" >&2; exit 2)
+	@python3 scripts/kernel_table.py $(CUDA_SOURCES:src/%.cu=$(BUILD)/obj/%.cu.log) >$(BUILD)/kernels.md; \
+	    code=$$?; cat $(BUILD)/kernels.md; exit $$code
 
 install: all
 	install -d $(DESTDIR)$(PREFIX)/bin $(DESTDIR)$(PREFIX)/share/berth/configs
@@ -222,6 +229,6 @@ bench-cpu: $(PROGRAM)
 	@$(PEER) scripts/bench_cpu.py $(PROGRAM) $(CASES)
 
 .SECONDARY:
-.PHONY: all emu tests print-tests check check-layers format-check install uninstall features clean help bench-data bench-cpu
+.PHONY: all emu tests print-tests check check-layers format-check nvcc-check install uninstall features clean help bench-data bench-cpu
 -include $(CUDA_SOURCES:src/%.cu=$(BUILD)/obj/%.cu.d) $(EMU_RUNTIME:tests/%.cpp=$(BUILD)/obj/%.d)
 -include $(SOURCES:src/%.c=$(BUILD)/obj/%.d) $(BUILD)/obj/main.d $(TESTS:%=%.d)

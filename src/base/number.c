@@ -15,3 +15,17 @@ float f16_to_float(uint16_t x) {
                                      : ldexpf((float)fraction, -24);
     return x >> 15 ? -magnitude : magnitude;
 }
+
+uint16_t f16_from_float(float value) {
+    uint16_t sign = signbit(value) ? 0x8000 : 0;
+    float magnitude = fabsf(value);
+    if (isnan(value))
+        return sign | 0x7E00;
+    if (magnitude >= 65520) /* halfway to what would be 2^16 */
+        return sign | 0x7C00;
+    if (magnitude < 0x1p-14f) /* in units of 2^-24; 1024 of them are the smallest normal number */
+        return sign | (uint16_t)nearbyintf(magnitude * 0x1p24f);
+    int exponent = ilogbf(magnitude);
+    float fraction = nearbyintf(ldexpf(magnitude, 10 - exponent)); /* 1024 to 2048, which carries into the exponent */
+    return sign | (uint16_t)((exponent + 15) * 1024 + (int)fraction - 1024);
+}

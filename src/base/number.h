@@ -32,5 +32,6 @@ static inline bf16 bf16_from_float(float value) {
 }
 
 float f16_to_float(uint16_t x);
+uint16_t f16_from_float(float value); /* to nearest, ties to even; beyond 65504 infinity */
 
 #endif

@@ -9,6 +9,7 @@
 
 #include "base/memory.h"
 #include "cmd/cmd.h"
+#include "train/device.h"
 #include "train/setup.h"
 
 static const char usage[] =
@@ -214,7 +215,7 @@ static status fill(struct analysis *analysis, const struct request *request, str
 static status analyze(struct analysis *analysis, const struct settings *settings, const struct request *request) {
     struct backend *backend;
     TRY(describe_run(analysis, settings, request));
-    TRY(setup_backend(settings, &backend));
+    TRY(device_open(settings, &backend));
     ask_device(analysis, settings, backend);
     status code = fill(analysis, request, backend);
     if (code == OK)

@@ -55,8 +55,7 @@ static void print_operators(const struct analysis *analysis, const struct accoun
            scale->flop, scale->bytes, scale->bytes, "t", "flop/B", "bound by", "floor", scale->seconds);
     for (int r = 0; r < account->count; r++) {
         const struct account_row *row = &account->rows[r];
-        printf("%-16s %-8s %-13s", op_info(row->op)->name, pass_name(row->pass),
-               op_class_name(op_info(row->op)->kind));
+        printf("%-16s %-8s %-13s", op_info(row->op)->name, pass_name(row->pass), op_class_name(op_info(row->op)->kind));
         print_amounts(analysis, scale, row);
         printf(" %-9s %8.3f\n", compute_bound(analysis, row) ? "compute" : "bandwidth",
                scale->a_second * floor_seconds(analysis, row));

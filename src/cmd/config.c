@@ -3,9 +3,10 @@
 
 #include "cmd/cmd.h"
 #include "config/settings.h"
+#include "train/device.h"
 
 static const char usage[] =
-    "usage: berth config                                   every key: default, range, meaning\n"
+    "usage: berth config                                   every key: default, range, meaning; the devices here\n"
     "       berth config FILE.ini [section.key=value ...]  the effective values, and where each came from\n";
 
 status cmd_config(int argc, char **argv) {
@@ -13,6 +14,8 @@ status cmd_config(int argc, char **argv) {
     struct settings settings;
     if (argc < 2) {
         settings_describe(&out);
+        text_add(&out, "\ndevices of this machine:\n");
+        devices_describe(&out);
     } else if (strcmp(argv[1], "--help") == 0 || strcmp(argv[1], "-h") == 0) {
         text_add(&out, usage);
     } else {

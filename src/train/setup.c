@@ -9,8 +9,8 @@
 #include "base/memory.h"
 #include "base/parallel.h"
 #include "dist/dist.h"
-#include "kernels/cpu/cpu.h"
 #include "optim/schedule.h"
+#include "train/device.h"
 
 enum { SHORT_SEQUENCE = 16 }; /* tokens: batches filled by tokens hold no more sequences than of this length */
 
@@ -67,15 +67,9 @@ static struct optim_config optim_of(const struct settings *settings) {
     };
 }
 
-status setup_backend(const struct settings *settings, struct backend **backend) {
-    if (settings->device.type == DEVICE_TYPE_CUDA)
-        return bad_input("device.type = cuda: this version of berth has no CUDA backend; expected auto or cpu");
-    return cpu_backend_new(backend, (int)settings->device.threads);
-}
-
 /* network_new takes both over. */
 static status open_device(const struct settings *settings, struct backend **backend, struct comm **comm) {
-    TRY(setup_backend(settings, backend));
+    TRY(device_open(settings, backend));
     status code = comm_self_new(comm);
     if (code != OK)
         (*backend)->free(*backend);

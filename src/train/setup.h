@@ -33,14 +33,13 @@ void training_close(struct training *training);
 
 struct checkpoint_model training_checkpoint_model(const struct training *training);
 
-/* For tools that train nothing: what training_open would take from the settings, and the device. */
+/* For tools that train nothing: what training_open would take from the settings. */
 struct model_setup {
     struct bert_config config; /* vocab_size 0 where neither settings, vocabulary nor initial model tell it */
     struct optim_config optim;
     struct network_form form;
 };
 status setup_model(const struct settings *settings, struct model_setup *out);
-status setup_backend(const struct settings *settings, struct backend **backend);
 
 /* A trained model for evaluation: `folder` is a run, a checkpoint or any HuggingFace BERT folder. Takes sizes from its
  * config.json, precision, device and micro-batch from the settings; planned for sequences of `seq_len`. */

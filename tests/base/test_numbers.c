@@ -135,25 +135,39 @@ static void test_bf16_values(void **state) {
     assert_true(isnan(bf16_to_float(bf16_from_float(from_bits(0xFFFFFFFF)))));
 }
 
-/* Every bf16 comes back, and a random float goes to the nearest bf16, by distances in double. */
-static void test_bf16_nearest(void **state) {
-    (void)state;
+/* Every 16-bit number comes back, and a random float below `most` goes to the nearest, by distances in double. */
+static void check_nearest(uint16_t (*from_float)(float), float (*to_float)(uint16_t), float most) {
     for (uint32_t x = 0; x <= 0xFFFF; x++) {
-        float value = bf16_to_float((bf16)x);
+        float value = to_float((uint16_t)x);
         if (!isnan(value))
-            assert_int_equal(bf16_from_float(value), x);
+            assert_int_equal(from_float(value), x);
     }
     struct random_stream random = random_open(4, RANDOM_TEST, 0);
     for (int i = 0; i < 100000; i++) {
         float value = from_bits(random_u32(&random) & 0x7FFFFFFF);
-        if (!(value < 0x1.fcp127f))
+        if (!(value < most))
             continue;
-        bf16 rounded = bf16_from_float(value);
-        double error = fabs((double)bf16_to_float(rounded) - value);
-        assert_true(error <= fabs((double)bf16_to_float((bf16)(rounded + 1)) - value));
+        uint16_t rounded = from_float(value);
+        double error = fabs((double)to_float(rounded) - value);
+        assert_true(error <= fabs((double)to_float((uint16_t)(rounded + 1)) - value));
         if (rounded)
-            assert_true(error <= fabs((double)bf16_to_float((bf16)(rounded - 1)) - value));
+            assert_true(error <= fabs((double)to_float((uint16_t)(rounded - 1)) - value));
     }
+}
+
+static void test_bf16_nearest(void **state) {
+    (void)state;
+    check_nearest(bf16_from_float, bf16_to_float, 0x1.fcp127f);
+}
+
+static void test_f16_nearest(void **state) {
+    (void)state;
+    check_nearest(f16_from_float, f16_to_float, 65504);
+    assert_int_equal(f16_from_float(1 + 0x1p-11f), 0x3C00); /* ties to even */
+    assert_int_equal(f16_from_float(1 + 3 * 0x1p-11f), 0x3C02);
+    assert_int_equal(f16_from_float(65519.99f), 0x7BFF);
+    assert_int_equal(f16_from_float(-65520), 0xFC00);
+    assert_true(isnan(f16_to_float(f16_from_float(NAN))));
 }
 
 static void test_f16(void **state) {
@@ -190,6 +204,7 @@ int main(void) {
         cmocka_unit_test(test_bf16_values),
         cmocka_unit_test(test_bf16_nearest),
         cmocka_unit_test(test_f16),
+        cmocka_unit_test(test_f16_nearest),
         cmocka_unit_test(test_dtypes),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

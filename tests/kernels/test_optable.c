@@ -1,9 +1,9 @@
 /* The operator table against the specification.
  *
- *   test_optable            every operator, f32 and bf16, on ragged shapes, held against double precision
- * (reference.c); gradients held against finite differences; bits against the number of threads test_optable perf time,
- * GB/s and GFLOP/s of every operator at BERT-base size (perf T I HEADS V to choose) test_optable support    which
- * operators the backend has
+ *   test_optable               every operator, f32 and bf16 (and f16), on ragged shapes, held against double precision
+ *                              (reference.c); gradients held against finite differences; bits against the number of
+ * threads test_optable only NAME...  these operators alone test_optable perf          time, GB/s and GFLOP/s of every
+ * operator at BERT-base size (perf T I HEADS V to choose) test_optable support       which operators the backend has
  *
  * Tolerances: f32 arithmetic of a sum of K terms errs by some sqrt(K) roundings of 2^-24 of its magnitude, so the bound
  * is `growth` (from the table of cases) x 2^-24 x the magnitude, the larger of the reference's value and its root mean
@@ -19,11 +19,11 @@
 
 #include <cmocka.h>
 
+#include "../test_backend.h"
 #include "base/clock.h"
 #include "base/memory.h"
 #include "base/parallel.h"
 #include "base/philox.h"
-#include "kernels/cpu/cpu.h"
 #include "reference.h"
 
 /* --- shapes --- */
@@ -151,12 +151,38 @@ enum { CASES = sizeof cases / sizeof *cases };
 /* --- a call: device operands and reference operands side by side --- */
 
 struct sides {
-    struct op_call call;
+    struct op_call call; /* its operands are the device's memory */
     struct ref_call ref;
     void *in_data[MAX_OPERANDS]; /* as first made: runs start from copies */
     size_t in_bytes[MAX_OPERANDS], out_bytes[MAX_OPERANDS];
-    void *out_start[MAX_OPERANDS];
+    void *out_start[MAX_OPERANDS], *result[MAX_OPERANDS];
+    struct ragged ragged; /* the device's */
 };
+
+static struct backend *backend;
+
+static void must(status code) {
+    if (code != OK)
+        fail_msg("%s", status_message());
+}
+
+static void *on_device(const void *host, size_t bytes) {
+    void *data;
+    must(backend->memory_new(backend, &data, bytes, "operand"));
+    if (host)
+        must(backend->upload(backend, data, host, bytes));
+    return data;
+}
+
+static struct ragged ragged_on_device(const struct tokens *t) {
+    struct ragged ragged = t->ragged;
+    size_t sequences = (size_t)ragged.sequences;
+    ragged.starts = on_device(t->starts, (sequences + 1) * sizeof *t->starts);
+    ragged.square_starts = on_device(t->square_starts, (sequences + 1) * sizeof *t->square_starts);
+    ragged.token_sequence = on_device(t->sequence, (size_t)ragged.tokens * sizeof *t->sequence);
+    ragged.sequence_numbers = on_device(t->numbers, sequences * sizeof *t->numbers);
+    return ragged;
+}
 
 static void size_of(const struct shape *shape, const struct tokens *t, const struct op_case *c, char letter,
                     int64_t *rows, int64_t *padded) {
@@ -187,6 +213,9 @@ static void put(void *data, enum dtype dtype, int64_t at, double value) {
         case BF16:
             ((bf16 *)data)[at] = bf16_from_float((float)value);
             break;
+        case F16:
+            ((uint16_t *)data)[at] = f16_from_float((float)value);
+            break;
         case F64:
             ((double *)data)[at] = value;
             break;
@@ -204,6 +233,8 @@ static double get(const void *data, enum dtype dtype, int64_t at) {
             return ((const float *)data)[at];
         case BF16:
             return bf16_to_float(((const bf16 *)data)[at]);
+        case F16:
+            return f16_to_float(((const uint16_t *)data)[at]);
         case F64:
             return ((const double *)data)[at];
         case U8:
@@ -322,8 +353,7 @@ static void shape_operand(const struct shape *shape, const struct tokens *t, con
     int64_t count = operand->padded_rows * operand->columns;
     reference->d = xcalloc((size_t)count + 1, sizeof *reference->d);
     *bytes = (size_t)count * dtype_size(operand->dtype);
-    if (memory_new(&operand->data, *bytes + 64, "operand") != OK)
-        fail_msg("%s", status_message());
+    operand->data = on_device(NULL, *bytes);
 }
 
 /* An index into table number `operand` of an operator that has several: the letter of its rows. */
@@ -341,7 +371,8 @@ static void make_sides(const struct shape *shape, const struct tokens *t, const 
                                      .heads = shape->heads,
                                      .longest_position = 130,
                                      .hidden = shape->heads * shape->head_size,
-                                     .ragged = &t->ragged}};
+                                     .ragged = &sides->ragged},
+                            .ragged = ragged_on_device(t)};
     sides->ref = (struct ref_call){.op = c->op,
                                    .attr = *attr,
                                    .seed = 77,
@@ -372,6 +403,7 @@ static void make_sides(const struct shape *shape, const struct tokens *t, const 
         int64_t count = sides->ref.out[i].padded_rows * sides->ref.out[i].columns;
         sides->ref.out[i].i = xcalloc((size_t)count + 1, sizeof(int32_t));
         sides->out_start[i] = xmalloc(sides->out_bytes[i] + 64);
+        sides->result[i] = xmalloc(sides->out_bytes[i] + 64);
         memset(sides->out_start[i], 0xFF, sides->out_bytes[i]); /* NaN in every float type */
         for (int64_t at = 0; at < count && info->out[i].accumulated; at++) {
             put(sides->out_start[i], sides->call.out[i].dtype, at, random_normal(&random));
@@ -382,24 +414,28 @@ static void make_sides(const struct shape *shape, const struct tokens *t, const 
 
 static void free_sides(struct sides *sides) {
     for (int i = 0; i < MAX_OPERANDS; i++) {
-        free(sides->in_data[i]), free(sides->out_start[i]);
-        memory_free(sides->call.in[i].data), memory_free(sides->call.out[i].data);
+        free(sides->in_data[i]), free(sides->out_start[i]), free(sides->result[i]);
+        backend->memory_free(backend, sides->call.in[i].data);
+        backend->memory_free(backend, sides->call.out[i].data);
         free(sides->ref.in[i].d), free(sides->ref.in[i].i), free(sides->ref.out[i].d), free(sides->ref.out[i].i);
     }
 }
 
-/* Fresh copies of inputs and outputs, then one run of the operator. */
-static void run(struct backend *backend, struct sides *sides, bool in_place) {
+/* Fresh copies of inputs and outputs, one run of the operator, and its results back. */
+static void run(struct sides *sides, bool in_place) {
     const struct op_info *info = op_info(sides->call.op);
     struct op_call call = sides->call;
     for (int i = 0; i < info->inputs; i++)
-        memcpy(call.in[i].data, sides->in_data[i], sides->in_bytes[i]);
+        must(backend->upload(backend, call.in[i].data, sides->in_data[i], sides->in_bytes[i]));
     for (int i = 0; i < info->outputs; i++)
-        memcpy(call.out[i].data, sides->out_start[i], sides->out_bytes[i]);
-    if (in_place)
-        call.in[info->in_place].data = memcpy(call.out[0].data, sides->in_data[info->in_place], sides->out_bytes[0]);
-    if (backend->run(backend, &call) != OK)
-        fail_msg("%s: %s", info->name, status_message());
+        must(backend->upload(backend, call.out[i].data, sides->out_start[i], sides->out_bytes[i]));
+    if (in_place) {
+        call.in[info->in_place].data = call.out[0].data;
+        must(backend->upload(backend, call.out[0].data, sides->in_data[info->in_place], sides->out_bytes[0]));
+    }
+    must(backend->run(backend, &call));
+    for (int i = 0; i < info->outputs; i++)
+        must(backend->download(backend, sides->result[i], call.out[i].data, sides->out_bytes[i]));
 }
 
 /* --- comparison --- */
@@ -411,6 +447,30 @@ static double root_mean_square(const struct ref_operand *operand) {
     return count > 0 ? sqrt(squares / count) : 0;
 }
 
+static double unit_of(enum dtype dtype) { return dtype == BF16 ? 0x1p-8 : dtype == F16 ? 0x1p-11 : 0; }
+
+/* What cuBLASLt makes of operators that the table counts as one: results that are stored before they are activated, biases
+ * in the compute dtype, and sums that are stored twice between three products, each half a unit of a number that may be
+ * five root mean squares large. */
+static int library_roundings(enum op op) {
+    if (!test_on_cuda())
+        return 0;
+    switch (op) {
+        case OP_qkv_dx:
+        case OP_qkv_linear_dx:
+            return 5;
+        case OP_linear_act:
+            return 2;
+        case OP_linear_bias:
+        case OP_qkv:
+        case OP_linear_xent:
+        case OP_linear_dx_act:
+            return 1;
+        default:
+            return 0;
+    }
+}
+
 static void compare(const struct sides *sides, const struct op_case *c, const char *where) {
     const struct op_info *info = op_info(c->op);
     for (int o = 0; o < info->outputs; o++) {
@@ -418,16 +478,16 @@ static void compare(const struct sides *sides, const struct op_case *c, const ch
         const struct ref_operand *want = &sides->ref.out[o];
         int64_t count = want->rows * want->columns, all = want->padded_rows * want->columns;
         double typical = fmax(root_mean_square(want), c->terms * root_mean_square(&sides->ref.in[0]));
-        double unit = got->dtype == BF16 ? 0x1p-8 : 0;
+        double unit = unit_of(got->dtype);
         for (int64_t at = 0; at < all; at++) {
-            double value = get(got->data, got->dtype, at), expected = at >= count         ? 0
-                                                                      : got->dtype == I32 ? want->i[at]
-                                                                                          : want->d[at];
+            double value = get(sides->result[o], got->dtype, at), expected = at >= count         ? 0
+                                                                             : got->dtype == I32 ? want->i[at]
+                                                                                                 : want->d[at];
             double size = fmax(fabs(expected), typical);
             double bound = at >= count || got->dtype == I32 || got->dtype == U8
                                ? 0
                                : c->growth * 0x1p-24 * size + unit * 1.01 * fabs(expected) +
-                                     c->roundings * (sides->ref.compute == BF16 ? 0x1p-8 : 0) * size;
+                                     (c->roundings + library_roundings(c->op)) * unit_of(sides->ref.compute) * size;
             if (!(fabs(value - expected) <= bound))
                 fail_msg("%s, %s, output %s, element %lld (row %lld of %lld): %.9g, expected %.9g within %.2g",
                          info->name, where, info->out[o].name, (long long)at, (long long)(at / want->columns),
@@ -441,8 +501,8 @@ static struct attr attr_of(const struct shape *shape, enum activation act) {
         .probability = 0.1f, .site = 5, .act = act, .epsilon = 1e-12, .scale = 0.35355339f, .classes = shape->classes};
 }
 
-static void check_case(struct backend *backend, const struct shape *shape, const struct op_case *c, enum dtype compute,
-                       enum activation act, bool accumulate, bool evaluate) {
+static void check_case(const struct shape *shape, const struct op_case *c, enum dtype compute, enum activation act,
+                       bool accumulate, bool evaluate) {
     static struct tokens t;
     struct attr attr = attr_of(shape, act);
     struct sides sides;
@@ -454,10 +514,10 @@ static void check_case(struct backend *backend, const struct shape *shape, const
     sides.call.accumulate = sides.ref.accumulate = accumulate;
     sides.call.evaluate = sides.ref.evaluate = evaluate;
     assert_true(reference_run(&sides.ref));
-    run(backend, &sides, false);
+    run(&sides, false);
     compare(&sides, c, where);
     if (op_info(c->op)->in_place >= 0) {
-        run(backend, &sides, true);
+        run(&sides, true);
         strcat(where, ", in place");
         compare(&sides, c, where);
     }
@@ -466,11 +526,9 @@ static void check_case(struct backend *backend, const struct shape *shape, const
 
 /* --- tests --- */
 
-static struct backend *backend;
-
 static int setup(void **state) {
     (void)state;
-    return cpu_backend_new(&backend, 0) == OK ? 0 : -1;
+    return test_backend_new(&backend) == OK ? 0 : -1;
 }
 
 static int teardown(void **state) {
@@ -512,13 +570,23 @@ static bool accumulates(enum op op) {
     return any;
 }
 
+/* From the command line: the operators to look at; NULL: all. */
+static char **only;
+
+static bool is_left_out(enum op op) {
+    char **name = only;
+    while (name && *name && strcmp(*name, op_info(op)->name) != 0)
+        name++;
+    return name && !*name;
+}
+
 static void all_cases(enum dtype compute) {
     for (int c = 0; c < CASES; c++)
-        for (int s = 0; s < SHAPES; s++)
+        for (int s = 0; s < SHAPES && !is_left_out(cases[c].op); s++)
             for (int act = ACT_GELU; act <= (has_act(cases[c].op) ? ACT_TANH : ACT_GELU); act++)
                 for (int evaluate = 0; evaluate <= has_dropout(cases[c].op); evaluate++)
                     for (int accumulate = 0; accumulate <= accumulates(cases[c].op); accumulate++)
-                        check_case(backend, &shapes[s], &cases[c], compute, act, accumulate, evaluate);
+                        check_case(&shapes[s], &cases[c], compute, act, accumulate, evaluate);
 }
 
 static void test_f32(void **state) {
@@ -531,6 +599,15 @@ static void test_bf16(void **state) {
     all_cases(BF16);
 }
 
+static void test_f16(void **state) {
+    (void)state;
+    if (!backend->supports(backend, OP_linear, F16)) {
+        print_message("skipped: the %s backend has no f16\n", backend->name);
+        skip();
+    }
+    all_cases(F16);
+}
+
 static void test_bits_do_not_depend_on_threads(void **state) {
     (void)state;
     static struct tokens t;
@@ -538,17 +615,17 @@ static void test_bits_do_not_depend_on_threads(void **state) {
     struct attr attr = attr_of(shape, ACT_GELU);
     lay_out(shape, &t);
     for (int c = 0; c < CASES; c++) {
-        if (is_contraction(cases[c].op)) /* the library may split sums by threads */
+        if (is_contraction(cases[c].op) || is_left_out(cases[c].op)) /* the library may split sums by threads */
             continue;
         struct sides sides;
         make_sides(shape, &t, &cases[c], F32, &attr, &sides);
         void *first = xmalloc(sides.out_bytes[0] + 1);
         for (int threads = 1; threads <= 2; threads++) {
             parallel_set_threads(threads);
-            run(backend, &sides, false);
+            run(&sides, false);
             if (threads == 1)
-                memcpy(first, sides.call.out[0].data, sides.out_bytes[0]);
-            else if (memcmp(first, sides.call.out[0].data, sides.out_bytes[0]) != 0)
+                memcpy(first, sides.result[0], sides.out_bytes[0]);
+            else if (memcmp(first, sides.result[0], sides.out_bytes[0]) != 0)
                 fail_msg("%s: other bits with two threads", op_info(cases[c].op)->name);
         }
         free(first);
@@ -687,11 +764,11 @@ static void test_dropout_rate(void **state) {
     struct sides sides;
     lay_out(&shape, &t);
     make_sides(&shape, &t, case_of(OP_dropout), F32, &attr, &sides);
-    run(backend, &sides, false);
+    run(&sides, false);
     int64_t kept = 0, count = 400 * 256;
-    const float *x = sides.call.in[0].data, *y = sides.call.out[0].data;
+    const float *x = sides.in_data[0], *y = sides.result[0];
     for (int64_t at = 0; at < count; at++) {
-        kept += ((const uint8_t *)sides.call.out[1].data)[at];
+        kept += ((const uint8_t *)sides.result[1])[at];
         assert_true(y[at] == 0 || fabsf(y[at] / x[at] - 256.0f / 230) < 1e-6f);
     }
     double rate = (double)kept / (double)count, deviation = sqrt(230.0 / 256 * 26 / 256 / (double)count);
@@ -712,7 +789,7 @@ static int perf(int argc, char **argv) {
     for (int s = 0; s < 8; s++)
         shape.lengths[s] = (int)(tokens / 8);
     static struct tokens t;
-    if (tokens > MOST_TOKENS || cpu_backend_new(&backend, 0) != OK)
+    if (tokens > MOST_TOKENS || test_backend_new(&backend) != OK)
         return 1;
     lay_out(&shape, &t);
     struct attr attr = attr_of(&shape, ACT_GELU);
@@ -725,9 +802,11 @@ static int perf(int argc, char **argv) {
             make_sides(&shape, &t, &cases[c], compute, &attr, &sides);
             const struct op_info *info = op_info(cases[c].op);
             double best = INFINITY, bytes = 0, flop = info->flop;
+            run(&sides, false);
             for (int i = 0; i < 7; i++) {
                 double began = clock_seconds();
-                backend->run(backend, &sides.call);
+                must(backend->run(backend, &sides.call));
+                must(backend->wait(backend));
                 best = fmin(best, clock_seconds() - began);
             }
             for (int i = 0; i < info->inputs; i++)
@@ -748,7 +827,7 @@ static int perf(int argc, char **argv) {
 }
 
 static int support(void) {
-    if (cpu_backend_new(&backend, 0) != OK)
+    if (test_backend_new(&backend) != OK)
         return 1;
     printf("%-20s %4s %5s  %s\n", "operator", "f32", "bf16", backend->name);
     for (int op = 0; op < OP_COUNT; op++)
@@ -763,14 +842,25 @@ int main(int argc, char **argv) {
         cmocka_unit_test(test_no_operator_is_left_out),
         cmocka_unit_test(test_f32),
         cmocka_unit_test(test_bf16),
+        cmocka_unit_test(test_f16),
         cmocka_unit_test(test_bits_do_not_depend_on_threads),
         cmocka_unit_test(test_gradients),
         cmocka_unit_test(test_gradient_of_cross_entropy),
         cmocka_unit_test(test_dropout_rate),
     };
+    const struct CMUnitTest kernels[] = {
+        cmocka_unit_test(test_f32),
+        cmocka_unit_test(test_bf16),
+        cmocka_unit_test(test_f16),
+        cmocka_unit_test(test_bits_do_not_depend_on_threads),
+    };
     if (argc > 1 && strcmp(argv[1], "perf") == 0)
         return perf(argc, argv);
     if (argc > 1 && strcmp(argv[1], "support") == 0)
         return support();
+    if (argc > 2 && strcmp(argv[1], "only") == 0) {
+        only = argv + 2;
+        return cmocka_run_group_tests(kernels, setup, teardown);
+    }
     return cmocka_run_group_tests(tests, setup, teardown);
 }

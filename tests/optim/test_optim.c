@@ -8,8 +8,8 @@
 
 #include <cmocka.h>
 
+#include "../test_backend.h"
 #include "graph/exec.h"
-#include "kernels/cpu/cpu.h"
 #include "optim/optim.h"
 #include "optim/schedule.h"
 
@@ -93,7 +93,7 @@ static void check(struct optim_config config, bool overflow) {
     struct backend *backend;
     struct exec *exec;
     assert_int_equal(optim_append(graph, &config, &t), OK);
-    assert_int_equal(cpu_backend_new(&backend, 0), OK);
+    assert_int_equal(test_backend_new(&backend), OK);
     if (exec_new(&exec, graph, backend, 0) != OK)
         fail_msg("%s", status_message());
     static struct model model;

@@ -10,9 +10,9 @@
 
 #include <cmocka.h>
 
+#include "../test_backend.h"
 #include "base/json.h"
 #include "dist/dist.h"
-#include "kernels/cpu/cpu.h"
 #include "train/network.h"
 #include "train/safetensors.h"
 
@@ -100,7 +100,7 @@ static void open_network(const char *name, const struct reference *r, enum dtype
     struct optim_config optim = {optimizer, 0.9, 0.999, 1e-6, 0.01, 1.0, true};
     struct backend *backend;
     struct comm *comm;
-    assert_int_equal(cpu_backend_new(&backend, 0), OK);
+    assert_int_equal(test_backend_new(&backend), OK);
     assert_int_equal(comm_self_new(&comm), OK);
     if (network_new(network, &config, &shape, &(struct network_form){.compute = compute, .fusion = FUSION_FULL}, &optim,
                     STEPS, 0, backend, comm) != OK)

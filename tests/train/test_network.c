@@ -9,9 +9,9 @@
 
 #include <cmocka.h>
 
+#include "../test_backend.h"
 #include "base/philox.h"
 #include "dist/dist.h"
-#include "kernels/cpu/cpu.h"
 #include "train/network.h"
 
 enum { VOCAB = 90, SEQUENCES = 6, LONGEST = 24, MASKS = 4, TOKENS = SEQUENCES * LONGEST };
@@ -88,7 +88,7 @@ static struct network open_fused(const struct bert_config *config, enum dtype co
                                  .clip = 1,
                                  .weight_decay = 0.01,
                                  .bias_correction = true};
-    assert_int_equal(cpu_backend_new(&backend, 0), OK);
+    assert_int_equal(test_backend_new(&backend), OK);
     assert_int_equal(comm_self_new(&comm), OK);
     status code = network_new(&network, config, &shape, &form, &optim, 200, 7, backend, comm);
     if (code != OK)
@@ -451,7 +451,7 @@ static void test_too_large_for_the_device(void **state) {
     struct comm *comm;
     struct optim_config optim = {.name = OPTIM_ADAMW, .beta1 = 0.9, .beta2 = 0.999, .epsilon = 1e-6};
     struct network_form form = {.compute = F32, .fusion = FUSION_FULL};
-    assert_int_equal(cpu_backend_new(&backend, 0), OK);
+    assert_int_equal(test_backend_new(&backend), OK);
     assert_int_equal(comm_self_new(&comm), OK);
     backend->memory_left = little_memory;
     assert_int_equal(network_new(&network, &tiny, &shape, &form, &optim, 10, 7, backend, comm), BAD_INPUT);

@@ -21,7 +21,7 @@ struct choice {
     cublasLtMatmulAlgo_t algorithm;
 };
 
-struct contractions {
+struct lt {
     struct cuda *cuda;
     cublasLtHandle_t library;
     bool tf32;
@@ -90,10 +90,9 @@ static status layout_new(cublasLtMatrixLayout_t *out, enum dtype dtype, bool tra
     return OK;
 }
 
-static status describe(const struct contractions *contractions, const struct product *p, struct descriptors *out) {
+static status describe(const struct lt *lt, const struct product *p, struct descriptors *out) {
     *out = (struct descriptors){0};
-    cublasComputeType_t compute =
-        contractions->tf32 && p->dtype == F32 ? CUBLAS_COMPUTE_32F_FAST_TF32 : CUBLAS_COMPUTE_32F;
+    cublasComputeType_t compute = lt->tf32 && p->dtype == F32 ? CUBLAS_COMPUTE_32F_FAST_TF32 : CUBLAS_COMPUTE_32F;
     cublasOperation_t transpose_a = p->transpose_b ? CUBLAS_OP_T : CUBLAS_OP_N;
     cublasOperation_t transpose_b = p->transpose_a ? CUBLAS_OP_T : CUBLAS_OP_N;
     status code = OK;
@@ -110,12 +109,11 @@ fail:
     return code;
 }
 
-static cublasStatus_t multiply(const struct contractions *contractions, const struct product *p,
-                               const struct descriptors *d, const cublasLtMatmulAlgo_t *algorithm, void *to) {
+static cublasStatus_t multiply(const struct lt *lt, const struct product *p, const struct descriptors *d,
+                               const cublasLtMatmulAlgo_t *algorithm, void *to) {
     float one = 1, beta = p->z ? 1 : 0;
-    return cublasLtMatmul(contractions->library, d->product, &one, p->b, d->a, p->a, d->b, &beta, p->z ? p->z : to,
-                          d->c, to, d->c, algorithm, cuda_workspace(contractions->cuda), CUDA_WORKSPACE_BYTES,
-                          cuda_stream(contractions->cuda));
+    return cublasLtMatmul(lt->library, d->product, &one, p->b, d->a, p->a, d->b, &beta, p->z ? p->z : to, d->c, to,
+                          d->c, algorithm, cuda_workspace(lt->cuda), CUDA_WORKSPACE_BYTES, cuda_stream(lt->cuda));
 }
 
 /* --- the choice of an algorithm --- */
@@ -141,7 +139,7 @@ static struct shape shape_of(const struct product *p) {
 
 enum { PROPOSALS = 8, TRIALS = 3 };
 
-static status propose(const struct contractions *contractions, const struct product *p, const struct descriptors *d,
+static status propose(const struct lt *lt, const struct product *p, const struct descriptors *d,
                       cublasLtMatmulHeuristicResult_t *found, int *count) {
     cublasLtMatmulPreference_t preference = NULL;
     uint64_t workspace = CUDA_WORKSPACE_BYTES;
@@ -157,8 +155,8 @@ static status propose(const struct contractions *contractions, const struct prod
                 done);
     for (int i = 0; i < 4; i++)
         LT_TRY_GOTO(cublasLtMatmulPreferenceSetAttribute(preference, addresses[i], &aligned, sizeof aligned), done);
-    cublasStatus_t said = cublasLtMatmulAlgoGetHeuristic(contractions->library, d->product, d->a, d->b, d->c, d->c,
-                                                         preference, PROPOSALS, found, count);
+    cublasStatus_t said = cublasLtMatmulAlgoGetHeuristic(lt->library, d->product, d->a, d->b, d->c, d->c, preference,
+                                                         PROPOSALS, found, count);
     if (said != CUBLAS_STATUS_SUCCESS)
         *count = 0; /* NOT_SUPPORTED, or INVALID_VALUE for an epilogue that these types do not have */
 done:
@@ -167,19 +165,19 @@ done:
 }
 
 /* Seconds of one run into `to`, the best of a few; INFINITY if the algorithm does not run. */
-static double time_of(const struct contractions *contractions, const struct product *p, const struct descriptors *d,
+static double time_of(const struct lt *lt, const struct product *p, const struct descriptors *d,
                       const cublasLtMatmulAlgo_t *algorithm, void *to) {
-    cudaStream_t stream = cuda_stream(contractions->cuda);
+    cudaStream_t stream = cuda_stream(lt->cuda);
     double best = INFINITY;
     for (int trial = 0; trial < TRIALS; trial++) {
         float milliseconds = INFINITY;
-        cudaEventRecord(contractions->began, stream);
-        if (multiply(contractions, p, d, algorithm, to) != CUBLAS_STATUS_SUCCESS)
+        cudaEventRecord(lt->began, stream);
+        if (multiply(lt, p, d, algorithm, to) != CUBLAS_STATUS_SUCCESS)
             return INFINITY;
-        cudaEventRecord(contractions->ended, stream);
-        if (cudaEventSynchronize(contractions->ended) != cudaSuccess)
+        cudaEventRecord(lt->ended, stream);
+        if (cudaEventSynchronize(lt->ended) != cudaSuccess)
             return INFINITY;
-        cudaEventElapsedTime(&milliseconds, contractions->began, contractions->ended);
+        cudaEventElapsedTime(&milliseconds, lt->began, lt->ended);
         best = 1e-3 * milliseconds < best ? 1e-3 * milliseconds : best;
     }
     return best;
@@ -187,7 +185,7 @@ static double time_of(const struct contractions *contractions, const struct prod
 
 /* The proposals are timed into memory of their own, so that a sum that `c` holds stays as it is; where there is no room
  * for that, the library's first proposal it is. */
-static int fastest(const struct contractions *contractions, const struct product *p, const struct descriptors *d,
+static int fastest(const struct lt *lt, const struct product *p, const struct descriptors *d,
                    const cublasLtMatmulHeuristicResult_t *found, int count) {
     void *to = NULL;
     int best = 0;
@@ -197,7 +195,7 @@ static int fastest(const struct contractions *contractions, const struct product
     }
     double least = INFINITY;
     for (int i = 0; i < count; i++) {
-        double seconds = time_of(contractions, p, d, &found[i].algo, to);
+        double seconds = time_of(lt, p, d, &found[i].algo, to);
         if (seconds < least)
             least = seconds, best = i;
     }
@@ -205,89 +203,87 @@ static int fastest(const struct contractions *contractions, const struct product
     return best;
 }
 
-static status choose(struct contractions *contractions, const struct product *p, const struct descriptors *d,
-                     struct choice *choice) {
+static status choose(struct lt *lt, const struct product *p, const struct descriptors *d, struct choice *choice) {
     cublasLtMatmulHeuristicResult_t found[PROPOSALS];
     int count;
-    TRY(propose(contractions, p, d, found, &count));
+    TRY(propose(lt, p, d, found, &count));
     choice->supported = count > 0;
     if (count > 0)
-        choice->algorithm = found[fastest(contractions, p, d, found, count)].algo;
+        choice->algorithm = found[fastest(lt, p, d, found, count)].algo;
     return OK;
 }
 
-static status find(struct contractions *contractions, const struct product *p, const struct descriptors *d,
-                   const struct choice **out) {
+static status find(struct lt *lt, const struct product *p, const struct descriptors *d, const struct choice **out) {
     struct shape shape = shape_of(p);
-    for (int i = 0; i < contractions->count; i++)
-        if (memcmp(&contractions->choices[i].shape, &shape, sizeof shape) == 0) {
-            *out = &contractions->choices[i];
+    for (int i = 0; i < lt->count; i++)
+        if (memcmp(&lt->choices[i].shape, &shape, sizeof shape) == 0) {
+            *out = &lt->choices[i];
             return OK;
         }
     struct choice choice = {.shape = shape};
-    TRY(choose(contractions, p, d, &choice));
-    GROW(contractions->choices, contractions->count, contractions->capacity);
-    contractions->choices[contractions->count] = choice;
-    *out = &contractions->choices[contractions->count++];
+    TRY(choose(lt, p, d, &choice));
+    GROW(lt->choices, lt->count, lt->capacity);
+    lt->choices[lt->count] = choice;
+    *out = &lt->choices[lt->count++];
     return OK;
 }
 
 /* --- the interface --- */
 
-bool contract_supported(struct contractions *contractions, const struct product *product) {
+bool lt_supports(struct lt *lt, const struct product *product) {
     struct descriptors d;
     const struct choice *choice;
-    if (describe(contractions, product, &d) != OK)
+    if (describe(lt, product, &d) != OK)
         return false;
-    bool supported = find(contractions, product, &d, &choice) == OK && choice->supported;
+    bool supported = find(lt, product, &d, &choice) == OK && choice->supported;
     descriptors_free(&d);
     return supported;
 }
 
-status contract(struct contractions *contractions, const struct product *product) {
+status lt_multiply(struct lt *lt, const struct product *product) {
     struct descriptors d;
     const struct choice *choice;
     if (product->k == 0 && !product->z)
         CUDA_TRY(cudaMemsetAsync(product->c, 0, (size_t)(product->m * product->n) * dtype_size(product->dtype_c),
-                                 cuda_stream(contractions->cuda)));
+                                 cuda_stream(lt->cuda)));
     if (product->m == 0 || product->n == 0 || product->k == 0)
         return OK;
-    TRY(describe(contractions, product, &d));
-    status code = find(contractions, product, &d, &choice);
+    TRY(describe(lt, product, &d));
+    status code = find(lt, product, &d, &choice);
     if (code == OK && !choice->supported)
         code = failed("cuBLASLt has no product of %lld x %lld x %lld in %s", (long long)product->m,
                       (long long)product->n, (long long)product->k, dtype_name(product->dtype));
     if (code == OK)
-        code = library_check(multiply(contractions, product, &d, &choice->algorithm, product->c), "cublasLtMatmul");
+        code = library_check(multiply(lt, product, &d, &choice->algorithm, product->c), "cublasLtMatmul");
     descriptors_free(&d);
     return code;
 }
 
-status contractions_new(struct contractions **out, struct cuda *cuda, bool tf32) {
-    struct contractions *contractions = xcalloc(1, sizeof *contractions);
-    *contractions = (struct contractions){.cuda = cuda, .tf32 = tf32};
-    *out = contractions;
-    LT_TRY(cublasLtCreate(&contractions->library));
-    CUDA_TRY(cudaEventCreateWithFlags(&contractions->began, cudaEventDefault));
-    CUDA_TRY(cudaEventCreateWithFlags(&contractions->ended, cudaEventDefault));
+status lt_new(struct lt **out, struct cuda *cuda, bool tf32) {
+    struct lt *lt = xcalloc(1, sizeof *lt);
+    *lt = (struct lt){.cuda = cuda, .tf32 = tf32};
+    *out = lt;
+    LT_TRY(cublasLtCreate(&lt->library));
+    CUDA_TRY(cudaEventCreateWithFlags(&lt->began, cudaEventDefault));
+    CUDA_TRY(cudaEventCreateWithFlags(&lt->ended, cudaEventDefault));
     return OK;
 }
 
-void contractions_free(struct contractions *contractions) {
-    if (!contractions)
+void lt_free(struct lt *lt) {
+    if (!lt)
         return;
-    if (contractions->library)
-        cublasLtDestroy(contractions->library);
-    if (contractions->began)
-        cudaEventDestroy(contractions->began);
-    if (contractions->ended)
-        cudaEventDestroy(contractions->ended);
-    free(contractions->choices);
-    free(contractions);
+    if (lt->library)
+        cublasLtDestroy(lt->library);
+    if (lt->began)
+        cudaEventDestroy(lt->began);
+    if (lt->ended)
+        cudaEventDestroy(lt->ended);
+    free(lt->choices);
+    free(lt);
 }
 
-void contractions_describe(const struct contractions *contractions, char *out, size_t size) {
+void lt_describe(const struct lt *lt, char *out, size_t size) {
     size_t version = cublasLtGetVersion();
     snprintf(out, size, "cuBLASLt %zu.%zu.%zu%s", version / 10000, version / 100 % 100, version % 100,
-             contractions->tf32 ? ", tf32" : "");
+             lt->tf32 ? ", tf32" : "");
 }

@@ -24,19 +24,19 @@ struct product {
     void *aux;    /* [m,n] */
 };
 
-struct contractions;
-status contractions_new(struct contractions **out, struct cuda *cuda, bool tf32);
-void contractions_free(struct contractions *contractions);
-struct contractions *cuda_contractions(struct cuda *cuda);
+struct lt;
+status lt_new(struct lt **out, struct cuda *cuda, bool tf32);
+void lt_free(struct lt *lt);
+struct lt *cuda_lt(struct cuda *cuda);
 
 /* Has the library this product with its epilogue? Where not, what the epilogue does is the caller's to do. */
-bool contract_supported(struct contractions *contractions, const struct product *product);
+bool lt_supports(struct lt *lt, const struct product *product);
 
 /* The product, on the backend's stream. The first one of a shape is timed with each algorithm that the library
  * proposes, and the fastest is kept. */
-status contract(struct contractions *contractions, const struct product *product);
+status lt_multiply(struct lt *lt, const struct product *product);
 
 /* "cuBLASLt 13.0.2" */
-void contractions_describe(const struct contractions *contractions, char *out, size_t size);
+void lt_describe(const struct lt *lt, char *out, size_t size);
 
 #endif

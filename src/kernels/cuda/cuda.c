@@ -23,7 +23,7 @@ struct cuda {
     int device;
     struct cudaDeviceProp properties;
     cudaStream_t stream;
-    struct contractions *contractions;
+    struct lt *lt;
     void *workspace, *converted;
     struct constant *constants;
     int constant_count, constant_capacity;
@@ -50,8 +50,8 @@ int cuda_shared_limit(const struct cuda *cuda) { return (int)cuda->properties.sh
 void *cuda_workspace(struct cuda *cuda) { return cuda->workspace; }
 void *cuda_converted_memory(struct cuda *cuda) { return cuda->converted; }
 
-struct contractions *cuda_contractions(struct cuda *cuda) {
-    return cuda->contractions;
+struct lt *cuda_lt(struct cuda *cuda) {
+    return cuda->lt;
 }
 
 status cuda_check(cudaError_t error, const char *what) {
@@ -173,7 +173,7 @@ static double time_of(struct cuda *cuda, status (*work)(struct cuda *cuda, void 
     return best;
 }
 
-static status square_product(struct cuda *cuda, void *ctx) { return contract(cuda->contractions, ctx); }
+static status square_product(struct cuda *cuda, void *ctx) { return lt_multiply(cuda->lt, ctx); }
 
 /* A square product whose operands are random enough: not zeros, which take less power. */
 static double measure_peak(struct cuda *cuda, enum dtype dtype) {
@@ -264,7 +264,7 @@ static void describe(const struct backend *backend, char *line, size_t size) {
     const struct cuda *cuda = (const struct cuda *)backend;
     char device[320], library[64];
     describe_properties(&cuda->properties, device, sizeof device);
-    contractions_describe(cuda->contractions, library, sizeof library);
+    lt_describe(cuda->lt, library, sizeof library);
     snprintf(line, size, "cuda: %s, %s", device, library);
 }
 
@@ -272,7 +272,7 @@ static void cuda_free(struct backend *backend) {
     struct cuda *cuda = (struct cuda *)backend;
     if (cuda->stream)
         cudaStreamSynchronize(cuda->stream);
-    contractions_free(cuda->contractions);
+    lt_free(cuda->lt);
     for (int i = 0; i < cuda->constant_count; i++)
         cudaFree(cuda->constants[i].device);
     free(cuda->constants);
@@ -304,7 +304,7 @@ static status open_device(struct cuda *cuda, bool tf32) {
     CUDA_TRY(cudaMallocHost((void **)&cuda->segments, (size_t)SEGMENTS * SEGMENT_BYTES));
     TRY(memory_on_device(&cuda->backend, &cuda->workspace, CUDA_WORKSPACE_BYTES, "workspace"));
     TRY(memory_on_device(&cuda->backend, &cuda->converted, (size_t)CUDA_CONVERTED_MOST * 2, "biases"));
-    return contractions_new(&cuda->contractions, cuda, tf32);
+    return lt_new(&cuda->lt, cuda, tf32);
 }
 
 status cuda_backend_new(struct backend **out, int device, bool tf32) {

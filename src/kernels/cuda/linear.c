@@ -1,4 +1,4 @@
-/* The contractions with weights. What cuBLASLt's epilogues do not have for a shape or a type, a kernel does afterwards:
+/* The lt with weights. What cuBLASLt's epilogues do not have for a shape or a type, a kernel does afterwards:
  * those products store and read their result once more than op.def counts. Every operator here runs over padded rows,
  * whose inputs are zero; what a bias makes of them is set to zero again.
  *
@@ -44,9 +44,7 @@ static struct product gradient(const struct operand *dy, const struct operand *x
                             .c = dw->data};
 }
 
-static status run(struct cuda *cuda, const struct product *product) {
-    return contract(cuda_contractions(cuda), product);
-}
+static status run(struct cuda *cuda, const struct product *product) { return lt_multiply(cuda_lt(cuda), product); }
 
 static status zero_tail(struct cuda *cuda, const struct operand *operand) {
     size_t row = (size_t)operand->columns * dtype_size(operand->dtype);
@@ -109,7 +107,7 @@ static status gradients(struct cuda *cuda, const struct op_call *call, const str
     if (!call->accumulate) { /* the library writes the sums, it cannot add to them */
         product.epilogue = EPILOGUE_ROW_SUMS;
         product.vector = db->data;
-        if (product.k > 0 && contract_supported(cuda_contractions(cuda), &product))
+        if (product.k > 0 && lt_supports(cuda_lt(cuda), &product))
             return run(cuda, &product);
         product.epilogue = EPILOGUE_NONE;
         product.vector = NULL;
@@ -134,8 +132,7 @@ status cuda_linear_act(struct cuda *cuda, const struct op_call *call) {
     product.epilogue = EPILOGUE_GELU_BIAS;
     product.aux = h->data;
     TRY(bias_as(cuda, call, &call->in[2], y->dtype, &product.vector));
-    if (call->attr->act == ACT_GELU_NEW && product.n % 8 == 0 &&
-        contract_supported(cuda_contractions(cuda), &product)) {
+    if (call->attr->act == ACT_GELU_NEW && product.n % 8 == 0 && lt_supports(cuda_lt(cuda), &product)) {
         TRY(run(cuda, &product));
         TRY(zero_tail(cuda, h));
         return zero_tail(cuda, y);
@@ -153,7 +150,7 @@ status cuda_linear_dx_act(struct cuda *cuda, const struct op_call *call) {
     struct product product = backward(&call->in[0], &call->in[1], dx);
     product.epilogue = EPILOGUE_DGELU;
     product.aux = h->data;
-    if (call->attr->act == ACT_GELU_NEW && product.n % 8 == 0 && contract_supported(cuda_contractions(cuda), &product))
+    if (call->attr->act == ACT_GELU_NEW && product.n % 8 == 0 && lt_supports(cuda_lt(cuda), &product))
         return run(cuda, &product);
     struct op_call act = *call;
     act.op = OP_act_dx;

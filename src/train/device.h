@@ -1,0 +1,16 @@
+/* Which device a run takes. */
+#ifndef BERTH_TRAIN_DEVICE_H
+#define BERTH_TRAIN_DEVICE_H
+
+#include "base/text.h"
+#include "config/settings.h"
+#include "graph/backend.h"
+
+/* By device.type: auto is the first CUDA device where there is one, else the processor. BAD_INPUT where a device is
+ * asked for that is not there. */
+status device_open(const struct settings *settings, struct backend **backend);
+
+/* Lines "name: description" of all devices that device.type can choose. */
+void devices_describe(struct text *out);
+
+#endif

@@ -1,0 +1,102 @@
+/* What the parts of the emulator share; kernels see cudaemu.h only. */
+#ifndef BERTH_TESTS_CUDAEMU_INTERNAL_H
+#define BERTH_TESTS_CUDAEMU_INTERNAL_H
+
+#include <string>
+#include <vector>
+
+#include "cudaemu.h"
+
+#if defined(__SANITIZE_ADDRESS__)
+#include <sanitizer/asan_interface.h>
+#include <sanitizer/common_interface_defs.h>
+#else
+#define ASAN_POISON_MEMORY_REGION(begin, bytes) ((void)(begin), (void)(bytes))
+#define ASAN_UNPOISON_MEMORY_REGION(begin, bytes) ((void)(begin), (void)(bytes))
+#endif
+
+namespace emu {
+
+constexpr int LANES = 32, THREADS_MOST = 1024, WARPS_MOST = THREADS_MOST / LANES;
+constexpr unsigned char POISON = 0xFF; /* as floats of any size: NaN */
+
+/* Exit codes. */
+enum { FAULT = 96, RACE = 97 };
+
+/* --- report.cpp --- */
+
+/* One line "berth emulator: kernel K, block (x,y,z), thread (x,y,z), PLACE: TEXT" on stderr, as far as it is known, and
+ * the end of the process. */
+[[noreturn]] void stop(const std::string &place, const char *format, ...) __attribute__((format(printf, 2, 3)));
+void warn(const char *format, ...) __attribute__((format(printf, 1, 2)));
+std::string text(const char *format, ...) __attribute__((format(printf, 1, 2)));
+
+/* "file.cu:12" of a place, or of code that returns to an address. */
+std::string place_name(place where);
+std::string place_name(const void *return_address);
+
+/* "(1,0,0)" of a thread or block by its number. */
+std::string index_name(unsigned number, dim3 dimension);
+
+/* The program's `__shared__` variables, by address. */
+struct variable {
+    uintptr_t begin, end;
+    std::string name;
+};
+const std::vector<variable> &shared_variables();
+const variable *shared_variable_at(const void *p); /* nullptr: none */
+
+/* Faults of the processor within a kernel are reported with the kernel's name. */
+void catch_faults();
+
+/* --- cudaemu.cpp --- */
+
+/* The launch that runs now; kernel is nullptr when none does. */
+struct launch_state {
+    const char *kernel;
+    int threads;            /* of a block */
+    unsigned thread, block; /* numbers of those that run now */
+    bool in_thread;         /* a fiber runs, not the scheduler */
+    uintptr_t stack, stack_end;
+    uintptr_t shared, shared_end; /* dynamic */
+};
+extern launch_state running;
+
+/* --- runtime.cpp --- */
+
+void set_error(cudaError_t error); /* what cudaGetLastError gives next */
+bool stream_is_known(cudaStream_t stream);
+
+/* The most dynamic shared memory that a launch of a kernel may ask for. */
+size_t shared_limit(const void *function);
+
+/* Stops if a byte around an allocation has changed. */
+void check_guards();
+
+struct allocation {
+    uintptr_t begin, end;
+};
+/* Device memory around p, or nullptr. */
+const allocation *allocation_at(const void *p);
+bool is_device_memory(const void *p, size_t bytes);
+
+/* The addresses that device memory can have. */
+extern uintptr_t device_begin, device_end;
+
+/* --- race.cpp: only linked where kernels are instrumented --- */
+
+struct race_checker {
+    void (*launch_begins)();
+    void (*block_begins)();
+    void (*barrier)();
+    void (*warp_barrier)(int warp, unsigned mask);
+    void (*atomic)(const void *p, size_t bytes, const void *return_address);
+    void (*fence)();
+    void (*access)(const void *p, size_t bytes, bool writes, const void *return_address);
+    void (*launch_ends)(); /* reports, and ends the process if there was a race */
+};
+extern const race_checker *race; /* nullptr: not linked */
+
+}  // namespace emu
+
+#endif

@@ -1,0 +1,26 @@
+/* The device that a test runs on: the CPU, or what BERTH_TEST_DEVICE=cuda names where the build has it. */
+#ifndef BERTH_TESTS_TEST_BACKEND_H
+#define BERTH_TESTS_TEST_BACKEND_H
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "kernels/cpu/cpu.h"
+#ifdef BERTH_CUDA
+#include "kernels/cuda/cuda.h"
+#endif
+
+static inline bool test_on_cuda(void) {
+    const char *device = getenv("BERTH_TEST_DEVICE");
+    return device && strcmp(device, "cuda") == 0;
+}
+
+static inline status test_backend_new(struct backend **out) {
+#ifdef BERTH_CUDA
+    if (test_on_cuda())
+        return cuda_backend_new(out, 0, false);
+#endif
+    return test_on_cuda() ? failed("this build has no CUDA backend") : cpu_backend_new(out, 0);
+}
+
+#endif
