@@ -209,6 +209,7 @@ help:
 	@echo "make SANITIZE=1   build/sanitize/berth, with address and undefined-behaviour sanitizers"
 	@echo "make tests        all test programs     make check          run them and count"
 	@echo "make check-layers who includes whom     make format-check   clang-format finds nothing to change"
+	@echo "make check-emulator   the emulator that CUDA kernels are tested in finds planted faults"
 	@echo "make features     what was found        make clean          removes BUILD ($(BUILD))"
 	@echo "make install      PREFIX=/usr/local DESTDIR=     make uninstall"
 	@echo "make bench-data   preparing data beside other programs (TEXT=FILE)"
@@ -221,6 +222,8 @@ bench-data: $(PROGRAM)
 	@test -x build/venv/bin/python || { echo "bench-data: run scripts/check.sh first, which makes build/venv" >&2; exit 2; }
 	@test -r $(TEXT) || { echo "bench-data: $(TEXT) is not there: say TEXT=FILE, or run scripts/quickstart.sh first" >&2; exit 2; }
 	@build/venv/bin/python scripts/bench_data.py $(PROGRAM) $(TEXT)
+
+include tests/cudaemu/emu.mk
 
 # whole training steps beside PyTorch's; PEER: a Python with torch and transformers
 PEER ?= build/venv/bin/python
