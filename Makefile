@@ -68,7 +68,7 @@ COMPILE_CUDA = $(NVCC) -std=c++17 -Isrc $(NVCC_FLAGS) $(NVCC_TARGETS) -Werror al
 ifneq ($(EMU),0)
 HAVE_CUDA = 1
 EMU_SOURCES = $(wildcard tests/cudaemu/*.cpp)
-EMU_RUNTIME = $(filter-out tests/cudaemu/test_%,$(EMU_SOURCES))
+EMU_RUNTIME = $(filter-out tests/cudaemu/test_% $(if $(filter race,$(EMU)),,tests/cudaemu/race.cpp),$(EMU_SOURCES))
 CXX = g++
 COMPILE_EMU = $(CXX) -x c++ -std=c++17 -DBERTH_EMU -Isrc -Itests/cudaemu -I$(CUDA_HOME)/include -Wall -Wextra -Wno-unknown-pragmas $(WERROR) \
     $(CFLAGS) $(SANITIZE_FLAGS)
