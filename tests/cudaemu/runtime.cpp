@@ -250,48 +250,32 @@ size_t shared_limit(const void *function) {
 }
 
 static cudaError_t attribute(cudaDeviceAttr name, int *out) {
-    switch (name) {
-        case cudaDevAttrComputeCapabilityMajor:
-            *out = 9;
+    const struct {
+        cudaDeviceAttr name;
+        int value;
+    } known[] = {
+        {cudaDevAttrComputeCapabilityMajor, 9},
+        {cudaDevAttrComputeCapabilityMinor, 0},
+        {cudaDevAttrMultiProcessorCount, 4}, /* few, so that grids made by it stay small */
+        {cudaDevAttrMaxSharedMemoryPerBlock, SHARED_DEFAULT},
+        {cudaDevAttrMaxSharedMemoryPerBlockOptin, shared_optin()},
+        {cudaDevAttrMaxSharedMemoryPerMultiprocessor, shared_optin() + SHARED_RESERVED},
+        {cudaDevAttrReservedSharedMemoryPerBlock, SHARED_RESERVED},
+        {cudaDevAttrWarpSize, LANES},
+        {cudaDevAttrMaxThreadsPerBlock, THREADS_MOST},
+        {cudaDevAttrMaxThreadsPerMultiProcessor, 2048},
+        {cudaDevAttrMaxBlocksPerMultiprocessor, 32},
+        {cudaDevAttrMaxRegistersPerBlock, 65536},
+        {cudaDevAttrMaxRegistersPerMultiprocessor, 65536},
+        {cudaDevAttrL2CacheSize, 50 << 20},
+    };
+    for (const auto &k : known)
+        if (k.name == name) {
+            *out = k.value;
             return cudaSuccess;
-        case cudaDevAttrComputeCapabilityMinor:
-            *out = 0;
-            return cudaSuccess;
-        case cudaDevAttrMultiProcessorCount:
-            *out = 4; /* few, so that grids made by it stay small */
-            return cudaSuccess;
-        case cudaDevAttrMaxSharedMemoryPerBlock:
-            *out = SHARED_DEFAULT;
-            return cudaSuccess;
-        case cudaDevAttrMaxSharedMemoryPerBlockOptin:
-            *out = shared_optin();
-            return cudaSuccess;
-        case cudaDevAttrMaxSharedMemoryPerMultiprocessor:
-            *out = shared_optin() + SHARED_RESERVED;
-            return cudaSuccess;
-        case cudaDevAttrWarpSize:
-            *out = LANES;
-            return cudaSuccess;
-        case cudaDevAttrMaxThreadsPerBlock:
-            *out = THREADS_MOST;
-            return cudaSuccess;
-        case cudaDevAttrMaxThreadsPerMultiProcessor:
-            *out = 2048;
-            return cudaSuccess;
-        case cudaDevAttrMaxBlocksPerMultiprocessor:
-            *out = 32;
-            return cudaSuccess;
-        case cudaDevAttrMaxRegistersPerBlock:
-        case cudaDevAttrMaxRegistersPerMultiprocessor:
-            *out = 65536;
-            return cudaSuccess;
-        case cudaDevAttrL2CacheSize:
-            *out = 50 << 20;
-            return cudaSuccess;
-        default:
-            warn("cudaDeviceGetAttribute: attribute %d is not known here", (int)name);
-            return cudaErrorInvalidValue;
-    }
+        }
+    warn("cudaDeviceGetAttribute: attribute %d is not known here", (int)name);
+    return cudaErrorInvalidValue;
 }
 
 static int attribute(cudaDeviceAttr name) {
