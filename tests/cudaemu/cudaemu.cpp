@@ -281,25 +281,23 @@ void warp_exchange(const void *mine, size_t bytes, void *all, unsigned mask, pla
 
 /* --- asynchronous copies --- */
 
-static void check_copy(const copy &c) {
-    std::string place = place_name(c.return_address);
+/* What is wrong with a copy, or nullptr. */
+static const char *fault_of(const copy &c) {
     if (c.bytes != 4 && c.bytes != 8 && c.bytes != 16)
-        stop(place, "cp.async of %d bytes: only 4, 8 and 16 can be copied", c.bytes);
+        return "only 4, 8 or 16 bytes can be copied";
     if (c.source_bytes < 0 || c.source_bytes > c.bytes)
-        stop(place, "cp.async: %d of %d bytes from the source", c.source_bytes, c.bytes);
+        return "more bytes from the source than are copied";
     if ((uintptr_t)c.from % c.bytes != 0)
-        stop(place, "cp.async: the source is not aligned to %d bytes", c.bytes);
-    if (!is_device_memory(c.from, c.source_bytes))
-        stop(place, "cp.async: the source is not device memory");
+        return "the source is not aligned to the bytes copied";
+    return c.source_bytes == 0 || is_device_memory(c.from, c.source_bytes) ? nullptr
+                                                                           : "the source is not device memory";
 }
 
 void cp_async(void *shared, const void *global, int bytes, int source_bytes) {
     fiber *self = block.now;
     copy made = {shared, global, bytes, source_bytes, self->groups, __builtin_return_address(0)};
-    bool looks_right = (bytes == 4 || bytes == 8 || bytes == 16) && source_bytes >= 0 && source_bytes <= bytes &&
-                       (uintptr_t)global % bytes == 0 && is_device_memory(global, source_bytes);
-    if (!looks_right)
-        check_copy(made);
+    if (const char *fault = fault_of(made))
+        stop(place_name(made.return_address), "cp.async: %s", fault);
     shared_pointer_check(shared, bytes, bytes);
     if (race) {
         race->access(global, source_bytes, false, made.return_address);
@@ -481,6 +479,7 @@ static void run_thread() {
 }
 
 static void run_block() {
+    running.in_block = true;
     poison_shared();
     begin_fibers();
     if (race)
@@ -491,6 +490,7 @@ static void run_block() {
     if (block.exited < running.threads)
         report_deadlock();
     check_shared();
+    running.in_block = false;
 }
 
 /* --- launches --- */
