@@ -95,11 +95,11 @@ __global__ void __launch_bounds__(forward_shape<T, P>::THREADS, forward_shape<T,
     T *stages = shared + shape::query_tile::ELEMENTS;
     auto fill_stage = [&](int key) {
         T *stage = stages + key / shape::KEYS % shape::STAGES * 2 * key_tile::ELEMENTS;
-        fill(key_tile{stage}, rows_of(k, a, head, key));
-        fill(key_tile{stage + key_tile::ELEMENTS}, rows_of(v, a, head, key));
+        fill<shape::THREADS>(key_tile{stage}, rows_of(k, a, head).from_row(key));
+        fill<shape::THREADS>(key_tile{stage + key_tile::ELEMENTS}, rows_of(v, a, head).from_row(key));
         copy_async_commit();
     };
-    fill(queries, rows_of(q, a, head, first_query));
+    fill<shape::THREADS>(queries, rows_of(q, a, head).from_row(first_query));
     fill_stage(0);
     copy_async_wait<0>();
     __syncthreads();
@@ -164,7 +164,7 @@ __global__ void __launch_bounds__(forward_shape<T, P>::THREADS, forward_shape<T,
         if (lane_id() % 4 == 0 && query + 8 * half < head.n)
             lse[(head.token + query + 8 * half) * a.heads + head.number] = a.scale * rows.most[half] + logf(sum);
     }
-    write_rows(rows_of(y, a, head, first_query + row), out, queries, row, 0);
+    write_rows(rows_of(y, a, head).from_row(first_query + row), out, queries, row, 0);
 }
 
 /* --- launching --- */
@@ -175,10 +175,9 @@ static status forward(struct cuda *cuda, const struct op_call *call) {
     const struct operand *in = call->in, *out = call->out;
     attention_call a;
     TRY(describe_call<T>(call, &in[0], &a));
-    auto kernel = attention_kernel<T, P>;
-    TRY(allow_shared(cuda, kernel, shape::BYTES));
+    TRY(allow_shared(cuda, attention_kernel<T, P>, shape::BYTES));
     dim3 grid(blocks_of(call->ragged->longest, shape::QUERIES), (unsigned)a.heads, (unsigned)a.sequences + 1);
-    LAUNCH(kernel, grid, dim3(shape::THREADS), shape::BYTES, cuda_stream(cuda), (const T *)in[0].data,
+    LAUNCH((attention_kernel<T, P>), grid, dim3(shape::THREADS), shape::BYTES, cuda_stream(cuda), (const T *)in[0].data,
            (const T *)in[1].data, (const T *)in[2].data, (T *)out[0].data, (float *)out[1].data, a);
     return OK;
 }

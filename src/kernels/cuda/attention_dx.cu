@@ -45,7 +45,7 @@ template <typename T, int P>
 struct keys_shape {
     static constexpr bool FLOATS = sizeof(T) == 4;
     static constexpr int WARPS = P == 128 ? (FLOATS ? 2 : 4) : FLOATS ? 4 : 8;
-    static constexpr int KEYS = 16 * WARPS, THREADS = WARP * WARPS, BLOCKS_AT_ONCE = 1;
+    static constexpr int KEYS = 16 * WARPS, THREADS = WARP * WARPS, BLOCKS_AT_ONCE = FLOATS ? 1 : 2;
     static constexpr int QUERIES = FLOATS && P == 128 ? 32 : 64, CHUNK = 32; /* of queries in registers */
     using key_tile = tile<T, KEYS, P>;
     using query_tile = tile<T, QUERIES, P>;
@@ -82,7 +82,7 @@ __device__ inline void write_dq(T *dq, const attention_call &a, const head_rows 
 #pragma unroll
             for (int e = 0; e < 4; e++)
                 out[i][e] *= a.scale;
-        write_rows(rows_of(dq, a, head, first_query + row).from_column(column), out, stage, row, column);
+        write_rows(rows_of(dq, a, head).from_row(first_query + row).from_column(column), out, stage, row, column);
     }
 }
 
@@ -115,8 +115,8 @@ __global__ void __launch_bounds__(keys_shape<T, P>::THREADS, keys_shape<T, P>::B
     auto fill_stage = [&](int query) {
         int number = query / shape::QUERIES % shape::STAGES;
         T *stage = stages + number * shape::STAGE;
-        fill(query_tile{stage}, rows_of(q, a, head, query));
-        fill(query_tile{stage + query_tile::ELEMENTS}, rows_of(dy, a, head, query));
+        fill<shape::THREADS>(query_tile{stage}, rows_of(q, a, head).from_row(query));
+        fill<shape::THREADS>(query_tile{stage + query_tile::ELEMENTS}, rows_of(dy, a, head).from_row(query));
         for (int i = (int)threadIdx.x; i < shape::QUERIES; i += shape::THREADS) {
             bool there = query + i < head.n;
             copy_async<sizeof(row_facts)>(stage_facts + number * shape::QUERIES + i,
@@ -124,8 +124,8 @@ __global__ void __launch_bounds__(keys_shape<T, P>::THREADS, keys_shape<T, P>::B
         }
         copy_async_commit();
     };
-    fill(keys, rows_of(k, a, head, first_key));
-    fill(values, rows_of(v, a, head, first_key));
+    fill<shape::THREADS>(keys, rows_of(k, a, head).from_row(first_key));
+    fill<shape::THREADS>(values, rows_of(v, a, head).from_row(first_key));
     fill_stage(0);
 
     int row = (int)threadIdx.x / WARP * 16, g = lane_id() / 4, t = lane_id() % 4;
@@ -145,52 +145,52 @@ __global__ void __launch_bounds__(keys_shape<T, P>::THREADS, keys_shape<T, P>::B
         int number = query / shape::QUERIES % shape::STAGES;
         query_tile queries = {stages + number * shape::STAGE}, outputs = {queries.data + query_tile::ELEMENTS};
         for (int chunk = 0; chunk < shape::QUERIES && !idle; chunk += CHUNK) {
-            /* s, p, ds [16 keys, CHUNK queries] */
-            const row_facts *chunk_facts = stage_facts + number * shape::QUERIES + chunk;
-            float s[CHUNK / 8][4], ds[CHUNK / 8][4];
+            float s[CHUNK / 8][4];
             set_zero(s);
-            set_zero(ds);
 #pragma unroll
             for (int i = 0; i < P / 16; i++) {
                 fragment_a<T> own;
                 read_a(own, keys, row, 16 * i);
                 multiply_rows(s, own, queries, chunk / 8, 16 * i);
             }
-#pragma unroll
-            for (int i = 0; i < P / 16; i++) {
-                fragment_a<T> own;
-                read_a(own, values, row, 16 * i);
-                multiply_rows(ds, own, outputs, chunk / 8, 16 * i);
-            }
             uint32_t bits = 0; /* of query chunk + lane */
             if (a.drop.threshold > 0)
                 bits = kept_bits(a, head, query + chunk + lane_id(), first_key + row);
 #pragma unroll
-            for (int i = 0; i < CHUNK / 8; i++)
+            for (int part = 0; part < CHUNK; part += 16) { /* of 16 queries, for want of registers */
+                int block = (chunk + part) / 8;
+                float p[2][4], ds[2][4];
+                set_zero(ds);
 #pragma unroll
-                for (int e = 0; e < 2; e++) {
-                    row_facts fact = chunk_facts[8 * i + 2 * t + e];
-                    uint32_t own_bits = 5;
-                    if (a.drop.threshold > 0)
-                        own_bits = __shfl_sync(ALL_LANES, bits, 8 * i + 2 * t + e) >> (g % 4 * 8 + g / 4);
-#pragma unroll
-                    for (int half = 0; half < 2; half++) {
-                        float &score = s[i][2 * half + e], &gradient = ds[i][2 * half + e];
-                        bool there = first_key + row + g + 8 * half < head.n;
-                        bool keep = own_bits >> 2 * half & 1;
-                        float p = there ? exp2_fast(fmaf(score, scale_log2, -fact.lse_log2)) : 0;
-                        gradient = p * ((keep ? gradient * a.drop.scale : 0) - fact.sum);
-                        score = keep ? p : 0;
-                    }
+                for (int i = 0; i < P / 16; i++) {
+                    fragment_a<T> own;
+                    read_a(own, values, row, 16 * i);
+                    multiply_rows(ds, own, outputs, block, 16 * i);
                 }
 #pragma unroll
-            for (int i = 0; i < CHUNK / 8; i += 2)
-                multiply_columns(sum_v, operand_of<T>(s[i], s[i + 1]), outputs, chunk / 8 + i, 0);
+                for (int i = 0; i < 2; i++)
 #pragma unroll
-            for (int i = 0; i < CHUNK / 8; i += 2)
-                multiply_columns(sum_k, operand_of<T>(ds[i], ds[i + 1]), queries, chunk / 8 + i, 0);
-            if (whole)
-                put(gradients, row, chunk, ds);
+                    for (int e = 0; e < 2; e++) {
+                        int column = part + 8 * i + 2 * t + e;
+                        row_facts fact = stage_facts[number * shape::QUERIES + chunk + column];
+                        uint32_t own_bits = 5;
+                        if (a.drop.threshold > 0)
+                            own_bits = __shfl_sync(ALL_LANES, bits, column) >> (g % 4 * 8 + g / 4);
+#pragma unroll
+                        for (int half = 0; half < 2; half++) {
+                            float score = s[part / 8 + i][2 * half + e], &gradient = ds[i][2 * half + e];
+                            bool there = first_key + row + g + 8 * half < head.n;
+                            bool keep = own_bits >> 2 * half & 1;
+                            float x = there ? exp2_fast(fmaf(score, scale_log2, -fact.lse_log2)) : 0;
+                            gradient = x * ((keep ? gradient * a.drop.scale : 0) - fact.sum);
+                            p[i][2 * half + e] = keep ? x : 0;
+                        }
+                    }
+                multiply_columns(sum_v, operand_of<T>(p[0], p[1]), outputs, block, 0);
+                multiply_columns(sum_k, operand_of<T>(ds[0], ds[1]), queries, block, 0);
+                if (whole)
+                    put(gradients, row, chunk + part, ds);
+            }
         }
         if (whole) {
             __syncthreads();
@@ -207,8 +207,8 @@ __global__ void __launch_bounds__(keys_shape<T, P>::THREADS, keys_shape<T, P>::B
             sum_k[i][e] *= a.scale;
         }
     /* only this warp reads these rows of the tile of values */
-    write_rows(rows_of(dv, a, head, first_key + row), sum_v, values, row, 0);
-    write_rows(rows_of(dk, a, head, first_key + row), sum_k, values, row, 0);
+    write_rows(rows_of(dv, a, head).from_row(first_key + row), sum_v, values, row, 0);
+    write_rows(rows_of(dk, a, head).from_row(first_key + row), sum_k, values, row, 0);
 }
 
 /* --- backward: dq of sequences whose keys are several blocks of the kernel above --- */
@@ -247,12 +247,12 @@ __global__ void __launch_bounds__(queries_shape<T, P>::THREADS, queries_shape<T,
     T *stages = shared + 2 * query_tile::ELEMENTS;
     auto fill_stage = [&](int key) {
         T *stage = stages + key / shape::KEYS % shape::STAGES * 2 * key_tile::ELEMENTS;
-        fill(key_tile{stage}, rows_of(k, a, head, key));
-        fill(key_tile{stage + key_tile::ELEMENTS}, rows_of(v, a, head, key));
+        fill<shape::THREADS>(key_tile{stage}, rows_of(k, a, head).from_row(key));
+        fill<shape::THREADS>(key_tile{stage + key_tile::ELEMENTS}, rows_of(v, a, head).from_row(key));
         copy_async_commit();
     };
-    fill(queries, rows_of(q, a, head, first_query));
-    fill(outputs, rows_of(dy, a, head, first_query));
+    fill<shape::THREADS>(queries, rows_of(q, a, head).from_row(first_query));
+    fill<shape::THREADS>(outputs, rows_of(dy, a, head).from_row(first_query));
     fill_stage(0);
 
     int row = (int)threadIdx.x / WARP * 16, query = first_query + row + lane_id() / 4;
@@ -315,7 +315,7 @@ __global__ void __launch_bounds__(queries_shape<T, P>::THREADS, queries_shape<T,
 #pragma unroll
         for (int e = 0; e < 4; e++)
             out[i][e] *= a.scale;
-    write_rows(rows_of(dq, a, head, first_query + row), out, queries, row, 0);
+    write_rows(rows_of(dq, a, head).from_row(first_query + row), out, queries, row, 0);
 }
 
 /* --- launching --- */
@@ -338,16 +338,14 @@ static status backward(struct cuda *cuda, const struct op_call *call) {
     if (rows > 0)
         LAUNCH((row_facts_kernel<T>), dim3((unsigned)((rows + 31) / 32)), dim3(256), 0, stream, dy, y,
                (const float *)call->in[5].data, facts, a);
-    auto keys_kernel = attention_keys_kernel<T, P>;
-    TRY(allow_shared(cuda, keys_kernel, shape::BYTES));
+    TRY(allow_shared(cuda, attention_keys_kernel<T, P>, shape::BYTES));
     dim3 grid(blocks_of(call->ragged->longest, shape::KEYS), (unsigned)a.heads, (unsigned)a.sequences + 1);
-    LAUNCH(keys_kernel, grid, dim3(shape::THREADS), shape::BYTES, stream, dy, q, k, v, facts, dq, dk, dv, a);
+    LAUNCH((attention_keys_kernel<T, P>), grid, dim3(shape::THREADS), shape::BYTES, stream, dy, q, k, v, facts, dq, dk, dv, a);
     if (call->ragged->longest <= shape::KEYS)
         return OK;
-    auto queries_kernel = attention_queries_kernel<T, P>;
-    TRY(allow_shared(cuda, queries_kernel, queries::BYTES));
+    TRY(allow_shared(cuda, attention_queries_kernel<T, P>, queries::BYTES));
     grid = dim3(blocks_of(call->ragged->longest, queries::QUERIES), (unsigned)a.heads, (unsigned)a.sequences);
-    LAUNCH(queries_kernel, grid, dim3(queries::THREADS), queries::BYTES, stream, dy, q, k, v, facts, dq, a);
+    LAUNCH((attention_queries_kernel<T, P>), grid, dim3(queries::THREADS), queries::BYTES, stream, dy, q, k, v, facts, dq, a);
     return OK;
 }
 

@@ -41,23 +41,28 @@ struct matrix {
     __device__ matrix from_column(int column) const { return {data + column, stride, rows, columns - column, packs}; }
 };
 
-/* Tile <- the upper left of the matrix, by all threads. Packs are copied asynchronously: commit and wait. */
-template <typename TILE, typename T>
+/* Tile <- the upper left of the matrix, by all THREADS of the block. Packs are copied asynchronously: commit and wait. */
+template <int THREADS, typename TILE, typename T>
 __device__ inline void fill(TILE to, const matrix<T> &from) {
     using S = typename TILE::type;
-    constexpr int PACKS = TILE::COLUMNS / PACK<S>;
-    for (int i = (int)threadIdx.x; i < TILE::ROWS * PACKS; i += (int)blockDim.x) {
-        int row = i / PACKS, column = i % PACKS * PACK<S>;
-        const S *source = from.data + row * from.stride + column;
-        S *place = to.at(row, column);
-        if (from.packs) {
+    constexpr int PACKS = TILE::COLUMNS / PACK<S>, STEP = THREADS / PACKS;
+    static_assert(THREADS % PACKS == 0 && TILE::ROWS % STEP == 0, "a pack for each thread at a time");
+    if (!from.packs) {
+#pragma unroll 1
+        for (int i = (int)threadIdx.x; i < TILE::ROWS * TILE::COLUMNS; i += THREADS) {
+            int row = i / TILE::COLUMNS, column = i % TILE::COLUMNS;
             bool there = row < from.rows && column < from.columns;
-            copy_async<16>(place, there ? source : from.data, there);
-        } else {
-#pragma unroll
-            for (int e = 0; e < PACK<S>; e++)
-                place[e] = row < from.rows && column + e < from.columns ? source[e] : from_float<S>(0);
+            *to.at(row, column) = there ? from.data[row * from.stride + column] : from_float<S>(0);
         }
+        return;
+    }
+    int row = (int)threadIdx.x / PACKS, column = (int)threadIdx.x % PACKS * PACK<S>;
+    const S *source = from.data + row * from.stride + column;
+#pragma unroll
+    for (int i = 0; i < TILE::ROWS; i += STEP) {
+        bool there = row + i < from.rows && column < from.columns;
+        copy_async<16>(to.at(row + i, column), there ? source : from.data, there);
+        source += STEP * from.stride;
     }
 }
 
