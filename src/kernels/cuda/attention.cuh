@@ -34,29 +34,37 @@ inline void compare_with(int threshold, attention_call *a) {
     a->either = threshold < 128 ? 0xFFFFFFFFu : 0;
 }
 
-__device__ inline float kept(uint32_t word, int byte, float x) { return word >> (8 * byte) & 1 ? x : 0; }
-
 __device__ inline uint4 bytes_of_keys(const attention_call &a, const head_rows &head, int query, int key) {
     int64_t row = head.number * a.longest_position + query;
     return random_bytes(a.drop, head.stream, (uint32_t)(row * a.key_blocks + key / 16));
 }
 
-/* Of the RUN keys from `key` on, with one query. */
+/* Of the RUN keys from `key` on, with the two queries `query` and `query` + 8 that a lane has rows of. */
 template <int RUN>
 struct kept_run {
-    uint32_t words[RUN / 4];
+    uint32_t words[2][RUN / 4];
 
-    __device__ kept_run(const attention_call &a, const head_rows &head, int query, int key) {
-        uint4 bytes = bytes_of_keys(a, head, query, key);
+    __device__ void make(const attention_call &a, const head_rows &head, int query, int key) {
         bool upper = RUN == 8 && key % 16 == 8;
-        const uint32_t all[4] = {upper ? bytes.z : bytes.x, upper ? bytes.w : bytes.y, bytes.z, bytes.w};
 #pragma unroll
-        for (int i = 0; i < RUN / 4; i++)
-            words[i] = kept_of(all[i], a);
+        for (int half = 0; half < 2; half++) {
+            uint4 bytes = bytes_of_keys(a, head, query + 8 * half, key);
+            const uint32_t all[4] = {upper ? bytes.z : bytes.x, upper ? bytes.w : bytes.y, bytes.z, bytes.w};
+#pragma unroll
+            for (int i = 0; i < RUN / 4; i++)
+                words[half][i] = kept_of(all[i], a);
+        }
     }
 
-    /* x, or 0 if the key of element e in block `block` of a product's result is dropped */
-    __device__ float apply(int block, int e, float x) const { return kept(words[block / 2], block % 2 * 2 + e, x); }
+    /* x, which are blocks of a product's result from `block` on, becomes 0 where it is dropped. */
+    template <int BLOCKS>
+    __device__ void apply(float (&x)[BLOCKS][4], int block) const {
+#pragma unroll
+        for (int i = 0; i < BLOCKS; i++)
+#pragma unroll
+            for (int e = 0; e < 4; e++)
+                x[i][e] = words[e / 2][(block + i) / 2] >> 8 * ((block + i) % 2 * 2 + e % 2) & 1 ? x[i][e] : 0;
+    }
 };
 
 /* One bit for each of the 16 keys from `key` on, with one query: key 4w + i has bit 8i + w. */
@@ -73,28 +81,14 @@ __device__ inline int run_of_lane(int first) {
     return first + RUN * (lane_id() % 4);
 }
 
-/* x for keys that are not there. */
+/* -infinity for keys that are not there. */
 template <int RUN, int BLOCKS>
-__device__ inline void mask_keys(float (&s)[BLOCKS][4], int run, int n, float x) {
+__device__ inline void mask_keys(float (&s)[BLOCKS][4], int run, int n) {
 #pragma unroll
     for (int i = 0; i < BLOCKS; i++)
 #pragma unroll
         for (int e = 0; e < 4; e++)
-            s[i][e] = run + 2 * i + e % 2 < n ? s[i][e] : x;
-}
-
-template <int RUN, int BLOCKS>
-__device__ inline void drop_probabilities(float (&s)[BLOCKS][4], const attention_call &a, const head_rows &head,
-                                          int query, int run) {
-#pragma unroll
-    for (int half = 0; half < 2; half++) {
-        kept_run<RUN> keep(a, head, query + 8 * half, run);
-#pragma unroll
-        for (int i = 0; i < BLOCKS; i++)
-#pragma unroll
-            for (int e = 0; e < 2; e++)
-                s[i][2 * half + e] = keep.apply(i, e, s[i][2 * half + e]);
-    }
+            s[i][e] = run + 2 * i + e % 2 < n ? s[i][e] : -INFINITY;
 }
 
 /* --- launching --- */

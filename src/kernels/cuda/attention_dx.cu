@@ -44,9 +44,9 @@ __device__ inline const row_facts *facts_of(const row_facts *facts, const attent
 template <typename T, int P>
 struct keys_shape {
     static constexpr bool FLOATS = sizeof(T) == 4;
-    static constexpr int WARPS = P == 128 ? (FLOATS ? 2 : 4) : FLOATS ? 4 : 8;
-    static constexpr int KEYS = 16 * WARPS, THREADS = WARP * WARPS, BLOCKS_AT_ONCE = FLOATS ? 1 : 2;
-    static constexpr int QUERIES = FLOATS && P == 128 ? 32 : 64, CHUNK = 32; /* of queries in registers */
+    static constexpr int WARPS = FLOATS && P == 128 ? 2 : 4, M = FLOATS || P == 128 ? 1 : 2;
+    static constexpr int KEYS = 16 * M * WARPS, THREADS = WARP * WARPS, BLOCKS_AT_ONCE = FLOATS ? 1 : 2;
+    static constexpr int QUERIES = FLOATS && P == 128 ? 32 : 64, PART = WARP; /* queries with scores in registers */
     using key_tile = tile<T, KEYS, P>;
     using query_tile = tile<T, QUERIES, P>;
     using score_tile = tile<T, KEYS, QUERIES>;
@@ -58,6 +58,39 @@ struct keys_shape {
     static_assert(BYTES <= SHARED_MOST, "tiles too large");
 };
 
+/* What makes scores probabilities, dropped ones, and gradients, for the two keys g and g+8 of a lane. */
+struct lane_keys {
+    bool there[2];
+    uint32_t bits; /* kept_bits of the query that is the lane's number */
+    int shift;     /* to this lane's bits in those of any query: bit 0 is key g, bit 2 key g+8 */
+};
+
+/* s [16 keys, PART queries] becomes dropped probabilities (but for their scale), ds from the gradients of these the
+ * gradients of scores (but for the scale of scores). */
+template <int BLOCKS>
+__device__ inline void gradients_of_scores(float (&s)[BLOCKS][4], float (&ds)[BLOCKS][4], const attention_call &a,
+                                           const lane_keys &own, const row_facts *facts, float scale_log2) {
+    int t = lane_id() % 4;
+#pragma unroll
+    for (int i = 0; i < BLOCKS; i++)
+#pragma unroll
+        for (int e = 0; e < 2; e++) {
+            int column = 8 * i + 2 * t + e;
+            row_facts fact = facts[column];
+            uint32_t bits = 5;
+            if (a.drop.threshold > 0)
+                bits = __shfl_sync(ALL_LANES, own.bits, column) >> own.shift;
+#pragma unroll
+            for (int half = 0; half < 2; half++) {
+                float &x = s[i][2 * half + e], &dx = ds[i][2 * half + e];
+                bool keep = bits >> 2 * half & 1;
+                float p = own.there[half] ? exp2_fast(fmaf(x, scale_log2, -fact.lse_log2)) : 0;
+                dx = p * ((keep ? dx * a.drop.scale : 0) - fact.sum);
+                x = keep ? p : 0;
+            }
+        }
+}
+
 /* dq of a tile of queries = scale ds^T k, in pieces of 16 queries and at most 32 columns. `stage` is a tile that nobody
  * reads any more. */
 template <typename SHAPE, typename T, int P>
@@ -65,23 +98,20 @@ __device__ inline void write_dq(T *dq, const attention_call &a, const head_rows 
                                 typename SHAPE::score_tile ds, typename SHAPE::key_tile keys,
                                 typename SHAPE::query_tile stage) {
     constexpr int COLUMNS = P < 32 ? P : 32, PIECES = SHAPE::QUERIES / 16 * (P / COLUMNS);
+#pragma unroll 1
     for (int piece = (int)threadIdx.x / WARP; piece < PIECES; piece += SHAPE::WARPS) {
         int row = piece % (SHAPE::QUERIES / 16) * 16, column = piece / (SHAPE::QUERIES / 16) * COLUMNS;
         if (first_query + row >= head.n)
             continue;
-        float out[COLUMNS / 8][4];
+        float out[1][COLUMNS / 8][4];
         set_zero(out);
 #pragma unroll 2
         for (int key = 0; key < SHAPE::KEYS; key += 16) {
-            fragment_a<T> own;
-            read_a_transposed(own, ds, key, row);
+            fragment_a<T> own[1];
+            read_a_transposed(own[0], ds, key, row);
             multiply_columns(out, own, keys, key / 8, column);
         }
-#pragma unroll
-        for (int i = 0; i < COLUMNS / 8; i++)
-#pragma unroll
-            for (int e = 0; e < 4; e++)
-                out[i][e] *= a.scale;
+        scale_by(out, a.scale);
         write_rows(rows_of(dq, a, head).from_row(first_query + row).from_column(column), out, stage, row, column);
     }
 }
@@ -95,7 +125,7 @@ __global__ void __launch_bounds__(keys_shape<T, P>::THREADS, keys_shape<T, P>::B
                           attention_call a) {
     using shape = keys_shape<T, P>;
     using query_tile = typename shape::query_tile;
-    constexpr int CHUNK = shape::CHUNK;
+    constexpr int M = shape::M, PART = shape::PART;
     DYNAMIC_SHARED(T, shared);
     if (is_tail_block(a)) {
         zero_tail(dq, a);
@@ -128,9 +158,13 @@ __global__ void __launch_bounds__(keys_shape<T, P>::THREADS, keys_shape<T, P>::B
     fill<shape::THREADS>(values, rows_of(v, a, head).from_row(first_key));
     fill_stage(0);
 
-    int row = (int)threadIdx.x / WARP * 16, g = lane_id() / 4, t = lane_id() % 4;
+    int row = (int)threadIdx.x / WARP * 16 * M, g = lane_id() / 4;
     bool idle = first_key + row >= head.n && !whole;
-    float scale_log2 = a.scale * LOG2_E, sum_k[P / 8][4], sum_v[P / 8][4];
+    lane_keys own[M];
+#pragma unroll
+    for (int m = 0; m < M; m++)
+        own[m] = {{first_key + row + 16 * m + g < head.n, first_key + row + 16 * m + g + 8 < head.n}, 0, g % 4 * 8 + g / 4};
+    float scale_log2 = a.scale * LOG2_E, sum_k[M][P / 8][4], sum_v[M][P / 8][4];
     set_zero(sum_k);
     set_zero(sum_v);
     for (int query = 0; query < head.n; query += shape::QUERIES) {
@@ -144,53 +178,30 @@ __global__ void __launch_bounds__(keys_shape<T, P>::THREADS, keys_shape<T, P>::B
             fill_stage(query + shape::QUERIES);
         int number = query / shape::QUERIES % shape::STAGES;
         query_tile queries = {stages + number * shape::STAGE}, outputs = {queries.data + query_tile::ELEMENTS};
-        for (int chunk = 0; chunk < shape::QUERIES && !idle; chunk += CHUNK) {
-            float s[CHUNK / 8][4];
-            set_zero(s);
-#pragma unroll
-            for (int i = 0; i < P / 16; i++) {
-                fragment_a<T> own;
-                read_a(own, keys, row, 16 * i);
-                multiply_rows(s, own, queries, chunk / 8, 16 * i);
-            }
-            uint32_t bits = 0; /* of query chunk + lane */
+#pragma unroll 1
+        for (int part = 0; part < shape::QUERIES && !idle; part += PART) {
             if (a.drop.threshold > 0)
-                bits = kept_bits(a, head, query + chunk + lane_id(), first_key + row);
 #pragma unroll
-            for (int part = 0; part < CHUNK; part += 16) { /* of 16 queries, for want of registers */
-                int block = (chunk + part) / 8;
-                float p[2][4], ds[2][4];
-                set_zero(ds);
+                for (int m = 0; m < M; m++)
+                    own[m].bits = kept_bits(a, head, query + part + lane_id(), first_key + row + 16 * m);
+            float s[M][PART / 8][4], ds[M][PART / 8][4];
+            set_zero(s);
+            set_zero(ds);
+            multiply_tiles(s, keys, row, queries, part / 8);
+            multiply_tiles(ds, values, row, outputs, part / 8);
 #pragma unroll
-                for (int i = 0; i < P / 16; i++) {
-                    fragment_a<T> own;
-                    read_a(own, values, row, 16 * i);
-                    multiply_rows(ds, own, outputs, block, 16 * i);
-                }
+            for (int m = 0; m < M; m++)
+                gradients_of_scores(s[m], ds[m], a, own[m], stage_facts + number * shape::QUERIES + part, scale_log2);
 #pragma unroll
-                for (int i = 0; i < 2; i++)
-#pragma unroll
-                    for (int e = 0; e < 2; e++) {
-                        int column = part + 8 * i + 2 * t + e;
-                        row_facts fact = stage_facts[number * shape::QUERIES + chunk + column];
-                        uint32_t own_bits = 5;
-                        if (a.drop.threshold > 0)
-                            own_bits = __shfl_sync(ALL_LANES, bits, column) >> (g % 4 * 8 + g / 4);
-#pragma unroll
-                        for (int half = 0; half < 2; half++) {
-                            float score = s[part / 8 + i][2 * half + e], &gradient = ds[i][2 * half + e];
-                            bool there = first_key + row + g + 8 * half < head.n;
-                            bool keep = own_bits >> 2 * half & 1;
-                            float x = there ? exp2_fast(fmaf(score, scale_log2, -fact.lse_log2)) : 0;
-                            gradient = x * ((keep ? gradient * a.drop.scale : 0) - fact.sum);
-                            p[i][2 * half + e] = keep ? x : 0;
-                        }
-                    }
-                multiply_columns(sum_v, operand_of<T>(p[0], p[1]), outputs, block, 0);
-                multiply_columns(sum_k, operand_of<T>(ds[0], ds[1]), queries, block, 0);
-                if (whole)
-                    put(gradients, row, chunk + part, ds);
+            for (int i = 0; i < PART / 8; i += 2) {
+                fragment_a<T> p[M], dp[M];
+                operands_of(p, s, i);
+                multiply_columns(sum_v, p, outputs, part / 8 + i, 0);
+                operands_of(dp, ds, i);
+                multiply_columns(sum_k, dp, queries, part / 8 + i, 0);
             }
+            if (whole)
+                put(gradients, row, part, ds);
         }
         if (whole) {
             __syncthreads();
@@ -199,13 +210,8 @@ __global__ void __launch_bounds__(keys_shape<T, P>::THREADS, keys_shape<T, P>::B
     }
     if (first_key + row >= head.n)
         return;
-#pragma unroll
-    for (int i = 0; i < P / 8; i++)
-#pragma unroll
-        for (int e = 0; e < 4; e++) {
-            sum_v[i][e] *= a.drop.scale;
-            sum_k[i][e] *= a.scale;
-        }
+    scale_by(sum_v, a.drop.scale);
+    scale_by(sum_k, a.scale);
     /* only this warp reads these rows of the tile of values */
     write_rows(rows_of(dv, a, head).from_row(first_key + row), sum_v, values, row, 0);
     write_rows(rows_of(dk, a, head).from_row(first_key + row), sum_k, values, row, 0);
@@ -216,8 +222,8 @@ __global__ void __launch_bounds__(keys_shape<T, P>::THREADS, keys_shape<T, P>::B
 template <typename T, int P>
 struct queries_shape {
     static constexpr bool FLOATS = sizeof(T) == 4;
-    static constexpr int WARPS = FLOATS && P == 128 ? 2 : 4;
-    static constexpr int QUERIES = 16 * WARPS, THREADS = WARP * WARPS, BLOCKS_AT_ONCE = P == 128 || FLOATS ? 1 : 3;
+    static constexpr int WARPS = FLOATS && P == 128 ? 2 : 4, M = FLOATS || P == 128 ? 1 : 2;
+    static constexpr int QUERIES = 16 * M * WARPS, THREADS = WARP * WARPS, BLOCKS_AT_ONCE = FLOATS ? 1 : 2;
     static constexpr int KEYS = FLOATS && P == 128 ? 32 : 64, RUN = KEYS / 4;
     using query_tile = tile<T, QUERIES, P>;
     using key_tile = tile<T, KEYS, P, RUN>;
@@ -237,7 +243,7 @@ __global__ void __launch_bounds__(queries_shape<T, P>::THREADS, queries_shape<T,
     using shape = queries_shape<T, P>;
     using query_tile = typename shape::query_tile;
     using key_tile = typename shape::key_tile;
-    constexpr int BLOCKS = shape::KEYS / 8;
+    constexpr int BLOCKS = shape::KEYS / 16, M = shape::M; /* half a tile of scores in registers */
     DYNAMIC_SHARED(T, shared);
     head_rows head = head_of_block(a);
     int first_query = (int)blockIdx.x * shape::QUERIES;
@@ -255,14 +261,16 @@ __global__ void __launch_bounds__(queries_shape<T, P>::THREADS, queries_shape<T,
     fill<shape::THREADS>(outputs, rows_of(dy, a, head).from_row(first_query));
     fill_stage(0);
 
-    int row = (int)threadIdx.x / WARP * 16, query = first_query + row + lane_id() / 4;
+    int row = (int)threadIdx.x / WARP * 16 * M, query = first_query + row + lane_id() / 4;
     bool idle = first_query + row >= head.n;
-    row_facts fact[2] = {};
+    row_facts fact[M][2] = {};
 #pragma unroll
-    for (int half = 0; half < 2; half++)
-        if (query + 8 * half < head.n)
-            fact[half] = *facts_of(facts, a, head, query + 8 * half);
-    float scale_log2 = a.scale * LOG2_E, out[P / 8][4];
+    for (int m = 0; m < M; m++)
+#pragma unroll
+        for (int half = 0; half < 2; half++)
+            if (query + 16 * m + 8 * half < head.n)
+                fact[m][half] = *facts_of(facts, a, head, query + 16 * m + 8 * half);
+    float scale_log2 = a.scale * LOG2_E, out[M][P / 8][4];
     set_zero(out);
     for (int key = 0; key < head.n; key += shape::KEYS) {
         if (key > 0 && shape::STAGES == 1) {
@@ -278,43 +286,42 @@ __global__ void __launch_bounds__(queries_shape<T, P>::THREADS, queries_shape<T,
         T *stage = stages + key / shape::KEYS % shape::STAGES * 2 * key_tile::ELEMENTS;
         key_tile keys = {stage}, values = {stage + key_tile::ELEMENTS};
         int run = run_of_lane<shape::RUN>(key);
-        float s[BLOCKS][4], ds[BLOCKS][4];
-        set_zero(s);
-        set_zero(ds);
+        kept_run<shape::RUN> keep[M];
 #pragma unroll
-        for (int i = 0; i < P / 16; i++) {
-            fragment_a<T> own;
-            read_a(own, queries, row, 16 * i);
-            multiply_rows(s, own, keys, 0, 16 * i);
-        }
+        for (int m = 0; m < M && a.drop.threshold > 0; m++)
+            keep[m].make(a, head, query + 16 * m, run);
 #pragma unroll
-        for (int i = 0; i < P / 16; i++) {
-            fragment_a<T> own;
-            read_a(own, outputs, row, 16 * i);
-            multiply_rows(ds, own, values, 0, 16 * i);
-        }
-        if (key + shape::KEYS > head.n)
-            mask_keys<shape::RUN>(s, run, head.n, -INFINITY);
-        if (a.drop.threshold > 0)
-            drop_probabilities<shape::RUN>(ds, a, head, query, run);
+        for (int part = 0; part < shape::KEYS / 8; part += BLOCKS) {
+            float s[M][BLOCKS][4], ds[M][BLOCKS][4];
+            set_zero(s);
+            set_zero(ds);
+            multiply_tiles(s, queries, row, keys, part);
+            multiply_tiles(ds, outputs, row, values, part);
 #pragma unroll
-        for (int i = 0; i < BLOCKS; i++)
+            for (int m = 0; m < M; m++) {
+                if (key + shape::KEYS > head.n)
+                    mask_keys<shape::RUN>(s[m], run + 2 * part, head.n);
+                if (a.drop.threshold > 0)
+                    keep[m].apply(ds[m], part);
 #pragma unroll
-            for (int e = 0; e < 4; e++) {
-                float p = exp2_fast(fmaf(s[i][e], scale_log2, -fact[e / 2].lse_log2));
-                ds[i][e] = p * fmaf(ds[i][e], a.drop.scale, -fact[e / 2].sum);
+                for (int i = 0; i < BLOCKS; i++)
+#pragma unroll
+                    for (int e = 0; e < 4; e++) {
+                        float p = exp2_fast(fmaf(s[m][i][e], scale_log2, -fact[m][e / 2].lse_log2));
+                        ds[m][i][e] = p * fmaf(ds[m][i][e], a.drop.scale, -fact[m][e / 2].sum);
+                    }
             }
 #pragma unroll
-        for (int i = 0; i < BLOCKS; i += 2)
-            multiply_columns(out, operand_of<T>(ds[i], ds[i + 1]), keys, i, 0);
+            for (int i = 0; i < BLOCKS; i += 2) {
+                fragment_a<T> dp[M];
+                operands_of(dp, ds, i);
+                multiply_columns(out, dp, keys, part + i, 0);
+            }
+        }
     }
     if (idle)
         return;
-#pragma unroll
-    for (int i = 0; i < P / 8; i++)
-#pragma unroll
-        for (int e = 0; e < 4; e++)
-            out[i][e] *= a.scale;
+    scale_by(out, a.scale);
     write_rows(rows_of(dq, a, head).from_row(first_query + row), out, queries, row, 0);
 }
 

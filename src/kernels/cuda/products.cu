@@ -55,7 +55,7 @@ __global__ void __launch_bounds__(THREADS) product_kernel(const T *a, const T *b
         copy_async_commit();
     };
     int row = (int)threadIdx.x / WARP * 16;
-    float out[SIDE / 8][4];
+    float out[1][SIDE / 8][4];
     set_zero(out);
     fill_stage(0);
     for (int k = 0; k < depth; k += DEPTH) {
@@ -68,11 +68,11 @@ __global__ void __launch_bounds__(THREADS) product_kernel(const T *a, const T *b
         typename tiles::b tile_b = {stage + tiles::a::ELEMENTS};
 #pragma unroll
         for (int step = 0; step < DEPTH; step += 16) {
-            fragment_a<T> own;
+            fragment_a<T> own[1];
             if constexpr (FORM == TRANSPOSED)
-                read_a_transposed(own, tile_a, step, row);
+                read_a_transposed(own[0], tile_a, step, row);
             else
-                read_a(own, tile_a, row, step);
+                read_a(own[0], tile_a, row, step);
             if constexpr (FORM == BY_ROWS)
                 multiply_rows(out, own, tile_b, 0, step);
             else
