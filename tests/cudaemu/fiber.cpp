@@ -6,7 +6,7 @@
 
 namespace emu {
 
-#if defined(__x86_64__)
+#if !defined(EMU_UCONTEXT)
 
 /* Only what a called function must keep is saved: to the compiler a switch is a call. */
 extern "C" void berth_emu_switch(void **save, void *stack_pointer);
