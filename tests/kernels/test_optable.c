@@ -451,11 +451,16 @@ static double unit_of(enum dtype dtype) { return dtype == BF16 ? 0x1p-8 : dtype 
 
 /* What cuBLASLt makes of operators that the table counts as one: results that are stored before they are activated, biases
  * in the compute dtype, and sums that are stored twice between three products, each half a unit of a number that may be
- * five root mean squares large. */
+ * five root mean squares large. And what tensor cores need in attention: probabilities, and gradients of scores, in the
+ * compute dtype; where one key has most of a query, these gradients are many root mean squares large. */
 static int library_roundings(enum op op) {
     if (!test_on_cuda())
         return 0;
     switch (op) {
+        case OP_attention_dx:
+            return 8;
+        case OP_attention:
+            return 2;
         case OP_qkv_dx:
         case OP_qkv_linear_dx:
             return 5;
