@@ -1,3 +1,16 @@
+/* Backward of fused attention; what attention.cu says of tiles and warps holds here.
+ *
+ * There are no float atomics, so that the bits do not depend on the order of blocks. Summing dq from every block of
+ * keys would need them, or partial sums in memory. So a block owns 128 keys (64 or 32 where tiles are larger) with
+ * their dk and dv, and walks over all queries. If the sequence has no more keys, as all of pretraining's sequences of
+ * 128, then it has all that dq is the sum of, and writes it: five products, as few as there can be, and every operand
+ * read once. That pass is bound by memory: 80 flop a byte. For longer sequences a second kernel computes dq by blocks
+ * of queries: seven products, and probabilities made twice, but blocks enough to fill a device. Keeping dq of 512
+ * queries as floats in shared memory would take 128 KB and leave one block of a whole head to a multiprocessor; partial
+ * sums of dq in memory, four of them written and read as floats, would take longer than the two products.
+ *
+ * Dropout: where keys are rows, a lane makes the bytes of one query with 16 keys, and takes its own two keys' bits of
+ * any query from the lane that has them. */
 #include "kernels/cuda/attention.cuh"
 
 /* --- backward: what belongs to a row of probabilities --- */
@@ -9,8 +22,8 @@ struct row_facts {
 
 /* facts[h,t] from dy, y and lse: each is read once, 8 bytes a row and head written. Eight threads a row and head. */
 template <typename T>
-__global__ void __launch_bounds__(256) row_facts_kernel(const T *dy, const T *y, const float *lse, row_facts *facts,
-                                                        attention_call a) {
+__global__ void __launch_bounds__(256)
+    row_facts_kernel(const T *dy, const T *y, const float *lse, row_facts *facts, attention_call a) {
     int64_t at = ((int64_t)blockIdx.x * blockDim.x + threadIdx.x) / 8;
     bool there = at < a.tokens * a.heads;
     int64_t first = at * a.p; /* as hidden = h·p, rows and heads together are rows of p */
@@ -91,13 +104,13 @@ __device__ inline void gradients_of_scores(float (&s)[BLOCKS][4], float (&ds)[BL
         }
 }
 
-/* dq of a tile of queries = scale ds^T k, in pieces of 16 queries and at most 32 columns. `stage` is a tile that nobody
- * reads any more. */
+/* dq of a tile of queries = scale ds^T k, in pieces of 16 queries and 32 columns. `stage` is a tile that nobody reads
+ * any more. */
 template <typename SHAPE, typename T, int P>
 __device__ inline void write_dq(T *dq, const attention_call &a, const head_rows &head, int first_query,
                                 typename SHAPE::score_tile ds, typename SHAPE::key_tile keys,
                                 typename SHAPE::query_tile stage) {
-    constexpr int COLUMNS = P < 32 ? P : 32, PIECES = SHAPE::QUERIES / 16 * (P / COLUMNS);
+    constexpr int COLUMNS = 32, PIECES = SHAPE::QUERIES / 16 * (P / COLUMNS);
 #pragma unroll 1
     for (int piece = (int)threadIdx.x / WARP; piece < PIECES; piece += SHAPE::WARPS) {
         int row = piece % (SHAPE::QUERIES / 16) * 16, column = piece / (SHAPE::QUERIES / 16) * COLUMNS;
@@ -106,7 +119,7 @@ __device__ inline void write_dq(T *dq, const attention_call &a, const head_rows 
         float out[1][COLUMNS / 8][4];
         set_zero(out);
 #pragma unroll 2
-        for (int key = 0; key < SHAPE::KEYS; key += 16) {
+        for (int key = 0; key < head.n; key += 16) { /* at most KEYS */
             fragment_a<T> own[1];
             read_a_transposed(own[0], ds, key, row);
             multiply_columns(out, own, keys, key / 8, column);
@@ -116,9 +129,10 @@ __device__ inline void write_dq(T *dq, const attention_call &a, const head_rows 
     }
 }
 
-/* Reads k and v once, q, dy and the facts once for each block of KEYS keys; writes dk and dv once, and dq if the sequence
- * has at most KEYS keys. Grid (key blocks, h, b + 1); warps of 16 keys. Shared memory: tiles of keys and values, STAGES
- * tiles of queries and of dy with the rows' facts, and the gradients of a tile's scores, from which dq is summed. */
+/* Reads k and v once, q, dy and the facts once for each block of KEYS keys; writes dk and dv once, and dq if the
+ * sequence has at most KEYS keys: then 7 t h p elements and 8 t h bytes. Grid (key blocks, h, b + 1); warps of 16 M
+ * keys. Shared memory: tiles of keys and values, STAGES tiles of queries and of dy with the rows' facts, and the
+ * gradients of a tile's scores, from which dq is summed. */
 template <typename T, int P>
 __global__ void __launch_bounds__(keys_shape<T, P>::THREADS, keys_shape<T, P>::BLOCKS_AT_ONCE)
     attention_keys_kernel(const T *dy, const T *q, const T *k, const T *v, const row_facts *facts, T *dq, T *dk, T *dv,
@@ -159,11 +173,12 @@ __global__ void __launch_bounds__(keys_shape<T, P>::THREADS, keys_shape<T, P>::B
     fill_stage(0);
 
     int row = (int)threadIdx.x / WARP * 16 * M, g = lane_id() / 4;
-    bool idle = first_key + row >= head.n && !whole;
+    bool idle = first_key + row >= head.n; /* it still copies, meets the others, and has its share of dq */
     lane_keys own[M];
 #pragma unroll
     for (int m = 0; m < M; m++)
-        own[m] = {{first_key + row + 16 * m + g < head.n, first_key + row + 16 * m + g + 8 < head.n}, 0, g % 4 * 8 + g / 4};
+        own[m] = {
+            {first_key + row + 16 * m + g < head.n, first_key + row + 16 * m + g + 8 < head.n}, 0, g % 4 * 8 + g / 4};
     float scale_log2 = a.scale * LOG2_E, sum_k[M][P / 8][4], sum_v[M][P / 8][4];
     set_zero(sum_k);
     set_zero(sum_v);
@@ -208,7 +223,7 @@ __global__ void __launch_bounds__(keys_shape<T, P>::THREADS, keys_shape<T, P>::B
             write_dq<shape, T, P>(dq, a, head, query, gradients, keys, queries);
         }
     }
-    if (first_key + row >= head.n)
+    if (idle)
         return;
     scale_by(sum_v, a.drop.scale);
     scale_by(sum_k, a.scale);
@@ -234,8 +249,9 @@ struct queries_shape {
     static_assert(BYTES <= SHARED_MOST, "tiles too large");
 };
 
-/* Reads q, dy and the facts once, k and v once for each block of QUERIES queries; writes dq once. Grid (query blocks, h,
- * b); warps of 16 queries. Shared memory: tiles of queries and dy, STAGES tiles of keys and of values. */
+/* Reads q, dy and the facts once, k and v once for each block of QUERIES queries; writes dq once: 5 t h p elements.
+ * Grid (query blocks, h, b); warps of 16 M queries. Shared memory: tiles of queries and dy, STAGES tiles of keys and of
+ * values. */
 template <typename T, int P>
 __global__ void __launch_bounds__(queries_shape<T, P>::THREADS, queries_shape<T, P>::BLOCKS_AT_ONCE)
     attention_queries_kernel(const T *dy, const T *q, const T *k, const T *v, const row_facts *facts, T *dq,
@@ -347,12 +363,14 @@ static status backward(struct cuda *cuda, const struct op_call *call) {
                (const float *)call->in[5].data, facts, a);
     TRY(allow_shared(cuda, attention_keys_kernel<T, P>, shape::BYTES));
     dim3 grid(blocks_of(call->ragged->longest, shape::KEYS), (unsigned)a.heads, (unsigned)a.sequences + 1);
-    LAUNCH((attention_keys_kernel<T, P>), grid, dim3(shape::THREADS), shape::BYTES, stream, dy, q, k, v, facts, dq, dk, dv, a);
+    LAUNCH((attention_keys_kernel<T, P>), grid, dim3(shape::THREADS), shape::BYTES, stream, dy, q, k, v, facts, dq, dk,
+           dv, a);
     if (call->ragged->longest <= shape::KEYS)
         return OK;
     TRY(allow_shared(cuda, attention_queries_kernel<T, P>, queries::BYTES));
     grid = dim3(blocks_of(call->ragged->longest, queries::QUERIES), (unsigned)a.heads, (unsigned)a.sequences);
-    LAUNCH((attention_queries_kernel<T, P>), grid, dim3(queries::THREADS), queries::BYTES, stream, dy, q, k, v, facts, dq, a);
+    LAUNCH((attention_queries_kernel<T, P>), grid, dim3(queries::THREADS), queries::BYTES, stream, dy, q, k, v, facts,
+           dq, a);
     return OK;
 }
 
