@@ -68,7 +68,7 @@ COMPILE_CUDA = $(NVCC) -std=c++17 -Isrc $(NVCC_FLAGS) $(NVCC_TARGETS) -Werror al
 ifneq ($(EMU),0)
 HAVE_CUDA = 1
 EMU_SOURCES = $(wildcard tests/cudaemu/*.cpp)
-EMU_RUNTIME = $(filter-out tests/cudaemu/test_%,$(EMU_SOURCES))
+EMU_RUNTIME = $(filter-out tests/cudaemu/test_% $(if $(filter race,$(EMU)),,tests/cudaemu/race.cpp),$(EMU_SOURCES))
 CXX = g++
 COMPILE_EMU = $(CXX) -x c++ -std=c++17 -DBERTH_EMU -Isrc -Itests/cudaemu -I$(CUDA_HOME)/include -Wall -Wextra -Wno-unknown-pragmas $(WERROR) \
     $(CFLAGS) $(SANITIZE_FLAGS)
@@ -209,6 +209,7 @@ help:
 	@echo "make SANITIZE=1   build/sanitize/berth, with address and undefined-behaviour sanitizers"
 	@echo "make tests        all test programs     make check          run them and count"
 	@echo "make check-layers who includes whom     make format-check   clang-format finds nothing to change"
+	@echo "make check-emulator   the emulator that CUDA kernels are tested in finds planted faults"
 	@echo "make features     what was found        make clean          removes BUILD ($(BUILD))"
 	@echo "make install      PREFIX=/usr/local DESTDIR=     make uninstall"
 	@echo "make bench-data   preparing data beside other programs (TEXT=FILE)"
@@ -222,6 +223,8 @@ bench-data: $(PROGRAM)
 	@test -x build/venv/bin/python || { echo "bench-data: run scripts/check.sh first, which makes build/venv" >&2; exit 2; }
 	@test -r $(TEXT) || { echo "bench-data: $(TEXT) is not there: say TEXT=FILE, or run scripts/quickstart.sh first" >&2; exit 2; }
 	@build/venv/bin/python scripts/bench_data.py $(PROGRAM) $(TEXT)
+
+include tests/cudaemu/emu.mk
 
 # whole training steps beside PyTorch's; PEER: a Python with torch, transformers, h5py and numpy. Not given: one is made with the
 # newest of them, some gigabytes

@@ -612,6 +612,7 @@ add_package() {
             */hdf5/serial/*.h) cp "$path" "$prefix/include/" ;;
             */hdf5/serial/*.mod) ;; # Fortran's
             /usr/include/*) [ -f "$path" ] && add_header "$path" ;;
+            */libhdf5*cpp* | */libhdf5*fortran* | */libhdf5*hl*) ;; # of other languages, and what berth does not call
             */lib*.so | */lib*.so.*) [ -f "$path" ] && add_library "$path" ;;
         esac
     done <"$prefix/files"

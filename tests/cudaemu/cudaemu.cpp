@@ -371,7 +371,8 @@ static void poison_shared() {
 }
 
 static void check_shared() {
-#if !defined(__SANITIZE_ADDRESS__)
+    if (EMU_SANITIZED)
+        return;
     const unsigned char *before = shared_memory, *after = (const unsigned char *)running.shared_end;
     for (int i = 0; i < (int)SHARED_GUARD; i++) {
         if (before[i] != GUARD_BYTE)
@@ -380,7 +381,6 @@ static void check_shared() {
             stop("", "out-of-bounds write: byte %zu of %zu bytes of dynamic shared memory",
                  (size_t)(running.shared_end - running.shared) + i, (size_t)(running.shared_end - running.shared));
     }
-#endif
 }
 
 /* --- blocks --- */

@@ -138,6 +138,9 @@ void cp_async_wait(int groups_left);
 /* The tag is part of the symbol's name: by it the emulator finds these variables, to poison them for each block. */
 #undef __shared__
 #define __shared__ static __attribute__((abi_tag("berth_shared")))
+/* Variables of kernels that only this file knows are apart from each other with the address sanitizer. */
+#undef __global__
+#define __global__ static __attribute__((unused))
 #undef __launch_bounds__
 #define __launch_bounds__(...)
 

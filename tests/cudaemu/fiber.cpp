@@ -6,7 +6,7 @@
 
 namespace emu {
 
-#if defined(__x86_64__)
+#if !defined(EMU_UCONTEXT)
 
 /* Only what a called function must keep is saved: to the compiler a switch is a call. */
 extern "C" void berth_emu_switch(void **save, void *stack_pointer);
@@ -59,6 +59,7 @@ static void machine_switch(context *from, context *to) { swapcontext(&from->save
 #endif
 
 void context_make(context *made, void *stack, size_t bytes, void (*entry)()) {
+    ASAN_UNPOISON_MEMORY_REGION(stack, bytes); /* what a fiber before this one never returned from */
     machine_make(made, stack, bytes, entry);
     made->stack = stack;
     made->stack_bytes = bytes;

@@ -4,7 +4,11 @@
 
 #include <stddef.h>
 
-#if !defined(__x86_64__)
+/* Where there is no switch of our own, or EMU_UCONTEXT is given, that of the C library is taken. */
+#if !defined(__x86_64__) && !defined(EMU_UCONTEXT)
+#define EMU_UCONTEXT
+#endif
+#if defined(EMU_UCONTEXT)
 #include <ucontext.h>
 #endif
 
@@ -12,10 +16,10 @@ namespace emu {
 
 /* Where a fiber, or the host's own stack, stands while another one runs. */
 struct context {
-#if defined(__x86_64__)
-    void *stack_pointer;
-#else
+#if defined(EMU_UCONTEXT)
     ucontext_t saved;
+#else
+    void *stack_pointer;
 #endif
     const void *stack; /* the lowest address of the stack */
     size_t stack_bytes;

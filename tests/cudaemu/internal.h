@@ -7,10 +7,13 @@
 
 #include "cudaemu.h"
 
+/* With the address sanitizer, which stops a wrong access itself, guard bytes are not checked. */
 #if defined(__SANITIZE_ADDRESS__)
 #include <sanitizer/asan_interface.h>
 #include <sanitizer/common_interface_defs.h>
+#define EMU_SANITIZED true
 #else
+#define EMU_SANITIZED false
 #define ASAN_POISON_MEMORY_REGION(begin, bytes) ((void)(begin), (void)(bytes))
 #define ASAN_UNPOISON_MEMORY_REGION(begin, bytes) ((void)(begin), (void)(bytes))
 #endif

@@ -206,7 +206,8 @@ static void fault(int, siginfo_t *info, void *machine) {
 }
 
 void catch_faults() {
-#if !defined(__SANITIZE_ADDRESS__)
+    if (EMU_SANITIZED)
+        return;
     static char memory[64 << 10];
     stack_t stack = {};
     stack.ss_sp = memory;
@@ -217,7 +218,6 @@ void catch_faults() {
     action.sa_flags = SA_SIGINFO | SA_ONSTACK;
     sigaction(SIGSEGV, &action, nullptr);
     sigaction(SIGBUS, &action, nullptr);
-#endif
 }
 
 }  // namespace emu

@@ -124,9 +124,8 @@ bool is_device_memory(const void *p, size_t bytes) {
 
 /* The first changed byte of a guard ends the process. */
 static void check_guard(uintptr_t begin, uintptr_t end, const allocation &guarded) {
-#if defined(__SANITIZE_ADDRESS__)
-    return; /* which has stopped the access itself */
-#endif
+    if (EMU_SANITIZED)
+        return;
     for (uintptr_t at = begin; at < end; at++)
         if (*(const unsigned char *)at != GUARD_BYTE)
             stop("", "out-of-bounds write: byte %td of an allocation of %zu bytes of device memory",

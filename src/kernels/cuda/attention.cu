@@ -1,0 +1,193 @@
+/* Fused attention over ragged sequences: scores and probabilities live only in registers, forward and backward.
+ *
+ * q, k, v, y and their gradients are [t, h·p]; one head of one sequence is n rows of p columns there. A block works on one
+ * head of one sequence (gridDim.y, gridDim.z) and on a block of its queries or keys (gridDim.x, counted for the longest
+ * sequence; blocks behind a sequence's end return). The blocks of one z more write the zeros behind the last token. Head
+ * sizes of 16, 32, 64 and 128 are products of whole tiles; others are padded to the next of them with zeros in shared
+ * memory. A warp has 16 rows of a product's result, and 16-bit types go through the tensor cores; floats are multiplied
+ * as floats, to be exact rather than fast.
+ *
+ * Forward: a block keeps its queries' running maximum, sum and result in registers and walks over tiles of keys and
+ * values, which are copied while the tile before is worked on.
+ *
+ * Backward: no float atomics, so that the bits do not depend on the order of blocks. Summing dq from every block of keys
+ * would need them, or partial sums in memory. So a block owns 128 keys (64 or 32 where tiles are larger) and their dk and
+ * dv, and walks over all queries. If the sequence has no more keys, as all of pretraining's sequences of 128, it also has
+ * all that dq is the sum of, and writes it: five products, as few as there can be, and every operand read once. For longer
+ * sequences a second kernel computes dq by blocks of queries: seven products, probabilities made twice. Keeping dq of 512
+ * queries as floats in shared memory would take 128 KB and leave one block to a multiprocessor; partial sums in memory
+ * would move more bytes than two products of bf16 take time.
+ *
+ * Dropout: one call of Philox gives the 16 bytes of 16 neighbouring keys of a query. Forward and for dq, tiles of keys are
+ * multiplied in runs (tiles.cuh) so that those 16 scores lie in one lane. For dk and dv, where keys are rows, a lane makes
+ * the bytes of one query, and each lane takes its two keys' bits from the lane that has them. */
+#include "kernels/cuda/attention.cuh"
+
+/* --- forward --- */
+
+template <typename T, int P>
+struct forward_shape {
+    static constexpr bool FLOATS = sizeof(T) == 4;
+    static constexpr int WARPS = P == 128 ? (FLOATS ? 2 : 4) : FLOATS ? 4 : 8;
+    static constexpr int QUERIES = 16 * WARPS, THREADS = WARP * WARPS, BLOCKS_AT_ONCE = FLOATS ? 1 : 2;
+    static constexpr int KEYS = FLOATS && P == 128 ? 32 : 64, RUN = KEYS / 4;
+    using query_tile = tile<T, QUERIES, P>;
+    using key_tile = tile<T, KEYS, P, RUN>;
+    static constexpr int bytes(int stages) {
+        return (int)sizeof(T) * (query_tile::ELEMENTS + 2 * stages * key_tile::ELEMENTS);
+    }
+    static constexpr int STAGES = bytes(2) <= SHARED_MOST ? 2 : 1, BYTES = bytes(STAGES);
+    static_assert(BYTES <= SHARED_MOST, "tiles too large");
+};
+
+/* Running maximum (of unscaled scores) and sum of the lane's two rows, g and g+8; the sum is of the lane's own columns. */
+struct softmax_rows {
+    float most[2], sum[2];
+};
+
+/* Scores become exp(scale (s - most)); `shrink` is what everything so far has to be multiplied by. */
+template <int BLOCKS>
+__device__ inline void softmax_step(float (&s)[BLOCKS][4], softmax_rows &rows, float (&shrink)[2], float scale_log2) {
+#pragma unroll
+    for (int half = 0; half < 2; half++) {
+        float most = rows.most[half];
+#pragma unroll
+        for (int i = 0; i < BLOCKS; i++)
+            most = fmaxf(most, fmaxf(s[i][2 * half], s[i][2 * half + 1]));
+        most = fmaxf(most, __shfl_xor_sync(ALL_LANES, most, 1));
+        most = fmaxf(most, __shfl_xor_sync(ALL_LANES, most, 2));
+        shrink[half] = exp2_fast((rows.most[half] - most) * scale_log2);
+        float sum = rows.sum[half] * shrink[half];
+#pragma unroll
+        for (int i = 0; i < BLOCKS; i++)
+#pragma unroll
+            for (int e = 2 * half; e < 2 * half + 2; e++) {
+                s[i][e] = exp2_fast(fmaf(s[i][e], scale_log2, -most * scale_log2));
+                sum += s[i][e];
+            }
+        rows.most[half] = most;
+        rows.sum[half] = sum;
+    }
+}
+
+/* y = dropout(softmax(scale q k^T)) v, lse.
+ *
+ * Reads q once, k and v once for each block of QUERIES queries; writes y and lse once: 4 n p elements of a head where n is
+ * at most QUERIES, and k and v from the L2 cache again for the other blocks. Grid (query blocks, h, b + 1); warps of 16
+ * queries. Shared memory: a tile of queries, STAGES tiles of keys and of values. */
+template <typename T, int P>
+__global__ void __launch_bounds__(forward_shape<T, P>::THREADS, forward_shape<T, P>::BLOCKS_AT_ONCE)
+    attention_kernel(const T *q, const T *k, const T *v, T *y, float *lse, attention_call a) {
+    using shape = forward_shape<T, P>;
+    using key_tile = typename shape::key_tile;
+    DYNAMIC_SHARED(T, shared);
+    if (is_tail_block(a)) {
+        zero_tail(y, a);
+        for (int64_t row = a.tokens + threadIdx.x; row < a.padded && blockIdx.x == 0; row += blockDim.x)
+            lse[row * a.heads + blockIdx.y] = 0;
+        return;
+    }
+    head_rows head = head_of_block(a);
+    int first_query = (int)blockIdx.x * shape::QUERIES;
+    if (first_query >= head.n)
+        return;
+    typename shape::query_tile queries = {shared};
+    T *stages = shared + shape::query_tile::ELEMENTS;
+    auto fill_stage = [&](int key) {
+        T *stage = stages + key / shape::KEYS % shape::STAGES * 2 * key_tile::ELEMENTS;
+        fill(key_tile{stage}, rows_of(k, a, head, key));
+        fill(key_tile{stage + key_tile::ELEMENTS}, rows_of(v, a, head, key));
+        copy_async_commit();
+    };
+    fill(queries, rows_of(q, a, head, first_query));
+    fill_stage(0);
+    copy_async_wait<0>();
+    __syncthreads();
+
+    int row = (int)threadIdx.x / WARP * 16, query = first_query + row + lane_id() / 4;
+    bool idle = first_query + row >= head.n; /* it still copies, and meets the others */
+    fragment_a<T> own[P / 16];
+#pragma unroll
+    for (int i = 0; i < P / 16; i++)
+        read_a(own[i], queries, row, 16 * i);
+    float scale_log2 = a.scale * LOG2_E, out[P / 8][4];
+    softmax_rows rows = {{-INFINITY, -INFINITY}, {0, 0}};
+    set_zero(out);
+    for (int key = 0; key < head.n; key += shape::KEYS) {
+        if (key > 0) {
+            if (shape::STAGES == 1) {
+                __syncthreads();
+                fill_stage(key);
+            }
+            copy_async_wait<0>();
+            __syncthreads(); /* the tile is there, and nobody reads the other one any more */
+        }
+        if (shape::STAGES == 2 && key + shape::KEYS < head.n)
+            fill_stage(key + shape::KEYS);
+        if (idle)
+            continue;
+        T *stage = stages + key / shape::KEYS % shape::STAGES * 2 * key_tile::ELEMENTS;
+        key_tile keys = {stage}, values = {stage + key_tile::ELEMENTS};
+        int run = run_of_lane<shape::RUN>(key);
+        float s[shape::KEYS / 8][4], shrink[2];
+        set_zero(s);
+#pragma unroll
+        for (int i = 0; i < P / 16; i++)
+            multiply_rows(s, own[i], keys, 0, 16 * i);
+        if (key + shape::KEYS > head.n)
+            mask_keys<shape::RUN>(s, run, head.n, -INFINITY);
+        softmax_step(s, rows, shrink, scale_log2);
+#pragma unroll
+        for (int i = 0; i < P / 8; i++)
+#pragma unroll
+            for (int e = 0; e < 4; e++)
+                out[i][e] *= shrink[e / 2];
+        if (a.drop.threshold > 0)
+            drop_probabilities<shape::RUN>(s, a, head, query, run);
+#pragma unroll
+        for (int i = 0; i < shape::KEYS / 8; i += 2)
+            multiply_columns(out, operand_of<T>(s[i], s[i + 1]), values, i, 0);
+    }
+    if (idle)
+        return;
+#pragma unroll
+    for (int half = 0; half < 2; half++) {
+        float sum = rows.sum[half];
+        sum += __shfl_xor_sync(ALL_LANES, sum, 1);
+        sum += __shfl_xor_sync(ALL_LANES, sum, 2);
+        float factor = a.drop.scale / sum;
+#pragma unroll
+        for (int i = 0; i < P / 8; i++) {
+            out[i][2 * half] *= factor;
+            out[i][2 * half + 1] *= factor;
+        }
+        if (lane_id() % 4 == 0 && query + 8 * half < head.n)
+            lse[(head.token + query + 8 * half) * a.heads + head.number] = a.scale * rows.most[half] + logf(sum);
+    }
+    write_rows(rows_of(y, a, head, first_query + row), out, queries, row, 0);
+}
+
+/* --- launching --- */
+
+template <typename T, int P>
+static status forward(struct cuda *cuda, const struct op_call *call) {
+    using shape = forward_shape<T, P>;
+    const struct operand *in = call->in, *out = call->out;
+    attention_call a;
+    TRY(describe_call<T>(call, &in[0], &a));
+    auto kernel = attention_kernel<T, P>;
+    TRY(allow_shared(cuda, kernel, shape::BYTES));
+    dim3 grid(blocks_of(call->ragged->longest, shape::QUERIES), (unsigned)a.heads, (unsigned)a.sequences + 1);
+    LAUNCH(kernel, grid, dim3(shape::THREADS), shape::BYTES, cuda_stream(cuda), (const T *)in[0].data,
+           (const T *)in[1].data, (const T *)in[2].data, (T *)out[0].data, (float *)out[1].data, a);
+    return OK;
+}
+
+extern "C" status cuda_attention(struct cuda *cuda, const struct op_call *call) {
+    int64_t p = call->hidden / call->heads;
+    WITH_STORAGE(call->in[0].dtype, return p <= 32   ? forward<T, 32>(cuda, call)
+                                           : p <= 64 ? forward<T, 64>(cuda, call)
+                                                     : forward<T, 128>(cuda, call));
+    return OK;
+}
+

@@ -1,0 +1,642 @@
+/* The emulator finds what it is said to find: each fault is planted in a kernel, and the same kernel without it runs
+ * clean under every schedule. Every run is a process of its own, whose exit code and messages are looked at. */
+#include <cublasLt.h>
+#include <cuda_bf16.h>
+#include <cuda_runtime.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <string>
+#include <vector>
+
+#include "cudaemu.h"
+
+#define LAUNCH(kernel, grid, block, shared_bytes, ...) \
+    emu::launch(#kernel, (const void *)(kernel), grid, block, shared_bytes, nullptr, [=] { (kernel)(__VA_ARGS__); })
+
+constexpr unsigned ALL = 0xFFFFFFFFu;
+constexpr int N = 256; /* threads of most blocks */
+
+/* --- device memory that a test writes and reads --- */
+
+template <typename T>
+struct device_array {
+    T *data;
+    size_t count;
+
+    explicit device_array(size_t n) : count(n) { cudaMalloc((void **)&data, n * sizeof(T)); }
+    explicit device_array(const std::vector<T> &from) : device_array(from.size()) {
+        cudaMemcpy(data, from.data(), count * sizeof(T), cudaMemcpyHostToDevice);
+    }
+    std::vector<T> host() const {
+        std::vector<T> to(count);
+        cudaMemcpy(to.data(), data, count * sizeof(T), cudaMemcpyDeviceToHost);
+        return to;
+    }
+};
+
+static std::vector<float> counted(size_t n) {
+    std::vector<float> made(n);
+    for (size_t i = 0; i < n; i++)
+        made[i] = (float)(i % 101);
+    return made;
+}
+
+static float sum_of(const std::vector<float> &x) {
+    float sum = 0;
+    for (float value : x)
+        sum += value;
+    return sum;
+}
+
+/* --- barriers and shared memory --- */
+
+__device__ float warp_sum(float x) {
+    for (int distance = 16; distance > 0; distance /= 2)
+        x += __shfl_xor_sync(ALL, x, distance);
+    return x;
+}
+
+enum missing { NOTHING, AFTER_WRITE, BEFORE_REUSE };
+
+/* Sums of rows, one after another through the same shared memory. */
+template <missing MISSING>
+__global__ void sum_rows(float *out, const float *x, int rows) {
+    __shared__ float part[32];
+    int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    for (int row = 0; row < rows; row++) {
+        float sum = warp_sum(x[row * N + threadIdx.x]);
+        if (lane == 0)
+            part[warp] = sum;
+        if (MISSING != AFTER_WRITE)
+            __syncthreads();
+        sum = warp_sum(lane < N / 32 ? part[lane] : 0);
+        if (threadIdx.x == 0)
+            out[row] = sum;
+        if (MISSING != BEFORE_REUSE)
+            __syncthreads();
+    }
+}
+
+template <missing MISSING>
+static bool sums_of_rows() {
+    device_array<float> x(counted(4 * N)), out(4);
+    LAUNCH((sum_rows<MISSING>), 1, N, 0, out.data, x.data, 4);
+    std::vector<float> all = counted(4 * N), sums = out.host();
+    for (int row = 0; row < 4; row++)
+        if (sums[row] != sum_of({all.begin() + row * N, all.begin() + (row + 1) * N}))
+            return false;
+    return true;
+}
+
+/* A warp turns its 32 values around through shared memory. */
+template <bool SYNC>
+__global__ void reverse(float *out) {
+    __shared__ float values[32];
+    values[threadIdx.x] = (float)threadIdx.x;
+    if (SYNC)
+        __syncwarp();
+    else
+        __ballot_sync(ALL, 1); /* orders no memory */
+    out[threadIdx.x] = values[31 - threadIdx.x];
+}
+
+template <bool SYNC>
+static bool reversed() {
+    device_array<float> out(32);
+    LAUNCH(reverse<SYNC>, 1, 32, 0, out.data);
+    return out.host()[0] == 31 && out.host()[31] == 0;
+}
+
+/* Two threads of different warps read, and then one of them writes. */
+template <bool BARRIER>
+__global__ void two_readers(float *out) {
+    __shared__ float value;
+    if (threadIdx.x == 0)
+        value = 1;
+    __syncthreads();
+    float seen = threadIdx.x % 32 == 0 ? value : 1;
+    if (BARRIER)
+        __syncthreads();
+    if (threadIdx.x == 32)
+        value = 2;
+    out[threadIdx.x] = seen;
+}
+
+template <bool BARRIER>
+static bool read_twice() {
+    device_array<float> out(64);
+    LAUNCH(two_readers<BARRIER>, 1, 64, 0, out.data);
+    return !BARRIER || sum_of(out.host()) == 64;
+}
+
+enum divergence { NONE, SOME_EXIT, TWO_PLACES };
+
+template <divergence KIND>
+__global__ void diverge(float *out) {
+    if (KIND == SOME_EXIT && threadIdx.x >= 48)
+        return;
+    if (KIND == TWO_PLACES && threadIdx.x < 10)
+        __syncthreads();
+    else
+        __syncthreads();
+    out[threadIdx.x] = 1;
+}
+
+template <divergence KIND>
+static bool diverged() {
+    device_array<float> out(64);
+    LAUNCH(diverge<KIND>, 1, 64, 0, out.data);
+    return sum_of(out.host()) == 64;
+}
+
+/* Shared memory is poison when a block begins, for the second one too. */
+__global__ void see_shared(float *out) {
+    __shared__ float fixed[4];
+    float *dynamic = (float *)emu::dynamic_shared();
+    out[blockIdx.x * 2] = fixed[threadIdx.x];
+    out[blockIdx.x * 2 + 1] = dynamic[threadIdx.x];
+    fixed[threadIdx.x] = dynamic[threadIdx.x] = 1;
+}
+
+static bool shared_is_poison() {
+    device_array<float> out(6);
+    LAUNCH(see_shared, 3, 1, 16, out.data);
+    for (float value : out.host())
+        if (!isnan(value))
+            return false;
+    return true;
+}
+
+/* --- threads and blocks that write to the same --- */
+
+template <bool ATOMIC>
+__global__ void histogram(int *counts, const int *x, int n) {
+    int i = blockIdx.x * blockDim.x + threadIdx.x;
+    if (i >= n)
+        return;
+    if (ATOMIC)
+        atomicAdd(&counts[x[i]], 1);
+    else
+        counts[x[i]] = counts[x[i]] + 1;
+}
+
+template <bool ATOMIC>
+static bool counted_in_buckets() {
+    std::vector<int> which(1000), zero(16);
+    for (int i = 0; i < 1000; i++)
+        which[i] = i * 7 % 16;
+    device_array<int> x(which), counts(zero);
+    LAUNCH((histogram<ATOMIC>), 4, N, 0, counts.data, x.data, 1000);
+    int all = 0;
+    for (int count : counts.host())
+        all += count;
+    return all == 1000;
+}
+
+/* Partial sums of blocks; the last block adds them up, and resets the counter for the next launch. */
+template <bool FENCE>
+__global__ void sum_all(float *out, float *partial, unsigned *counter, const float *x) {
+    __shared__ bool last;
+    float sum = warp_sum(x[blockIdx.x * 32 + threadIdx.x]);
+    if (threadIdx.x == 0) {
+        partial[blockIdx.x] = sum;
+        if (FENCE)
+            __threadfence();
+        last = atomicInc(counter, gridDim.x) == gridDim.x - 1;
+    }
+    __syncthreads();
+    if (!last)
+        return;
+    sum = 0;
+    for (unsigned i = threadIdx.x; i < gridDim.x; i += 32)
+        sum += partial[i];
+    sum = warp_sum(sum);
+    if (threadIdx.x == 0) {
+        *out = sum;
+        *counter = 0;
+    }
+}
+
+template <bool FENCE>
+static bool last_block_sums() {
+    device_array<float> x(counted(32 * 50)), partial(50), out(1);
+    device_array<unsigned> counter(std::vector<unsigned>(1));
+    for (int time = 0; time < 2; time++)
+        LAUNCH((sum_all<FENCE>), 50, 32, 0, out.data, partial.data, counter.data, x.data);
+    return out.host()[0] == sum_of(counted(32 * 50)) && counter.host()[0] == 0;
+}
+
+/* Every thread changes its own bf16, beside those of others; APART: or that of its neighbour. */
+template <bool APART>
+__global__ void double_each(__nv_bfloat16 *x, unsigned char *bytes) {
+    int i = blockIdx.x * blockDim.x + threadIdx.x, from = APART ? i : i ^ 1;
+    x[i] = __float2bfloat16_rn(2 * __bfloat162float(x[from]));
+    bytes[i] = (unsigned char)(bytes[from] + 1);
+}
+
+/* The same memory, by whole words. */
+__global__ void double_pairs(uint32_t *x) {
+    int i = blockIdx.x * blockDim.x + threadIdx.x;
+    x[i] += 0x00800080u; /* the exponents of two bf16 */
+}
+
+template <bool APART>
+static bool doubled() {
+    std::vector<__nv_bfloat16> ones(2 * N, __float2bfloat16_rn(1));
+    device_array<__nv_bfloat16> x(ones);
+    device_array<unsigned char> bytes(std::vector<unsigned char>(2 * N, 6));
+    for (int time = 0; time < 2; time++) {
+        LAUNCH((double_each<APART>), 2, N, 0, x.data, bytes.data);
+        LAUNCH(double_pairs, 1, N, 0, (uint32_t *)x.data);
+    }
+    return __bfloat162float(x.host()[2 * N - 1]) == 16 && bytes.host()[3] == 8;
+}
+
+template <bool APART>
+__global__ void write_blocks(float *out) {
+    out[APART ? blockIdx.x : 0] = 1;
+}
+
+template <bool APART>
+static bool blocks_write() {
+    device_array<float> out(4);
+    LAUNCH(write_blocks<APART>, 4, 1, 0, out.data);
+    return true;
+}
+
+/* --- bounds and alignment --- */
+
+template <int EXTRA>
+__global__ void fill(float *out, int n) {
+    int i = blockIdx.x * blockDim.x + threadIdx.x;
+    if (i < n + EXTRA)
+        out[i] = 1;
+}
+
+template <int EXTRA>
+static bool filled() {
+    device_array<float> out(100);
+    LAUNCH(fill<EXTRA>, 1, N, 0, out.data, 100);
+    return sum_of(out.host()) == 100;
+}
+
+template <int EXTRA>
+__global__ void fill_dynamic(float *out) {
+    float *values = (float *)emu::dynamic_shared();
+    values[threadIdx.x + EXTRA] = 1;
+    __syncthreads();
+    out[threadIdx.x] = values[threadIdx.x + EXTRA];
+}
+
+template <int EXTRA>
+static bool filled_dynamic() {
+    device_array<float> out(64);
+    LAUNCH(fill_dynamic<EXTRA>, 1, 64, 256, out.data);
+    return sum_of(out.host()) == 64;
+}
+
+template <int EXTRA>
+__global__ void fill_fixed(float *out) {
+    __shared__ float values[64];
+    float *at = values + threadIdx.x + EXTRA;
+    asm volatile("" : "+r"(at)); /* the compiler is not to see where it points */
+    *at = 1;
+    __syncthreads();
+    out[threadIdx.x] = *at;
+}
+
+template <int EXTRA>
+static bool filled_fixed() {
+    device_array<float> out(64);
+    LAUNCH(fill_fixed<EXTRA>, 1, 64, 0, out.data);
+    return sum_of(out.host()) == 64;
+}
+
+__global__ void load_four(float *out, const float *x) {
+    float4 four = __ldg((const float4 *)(x + 4 * threadIdx.x));
+    out[threadIdx.x] = four.x + four.y + four.z + four.w;
+}
+
+template <int BY>
+static bool loaded_by_four() {
+    device_array<float> x(counted(136)), out(32);
+    LAUNCH(load_four, 1, 32, 0, out.data, x.data + BY);
+    return out.host()[1] == 4 + 5 + 6 + 7;
+}
+
+template <bool FREED>
+static bool after_free() {
+    device_array<float> out(100);
+    if (FREED)
+        cudaFree(out.data);
+    LAUNCH(fill<0>, 1, N, 0, out.data, 100);
+    return true;
+}
+
+/* --- collectives --- */
+
+enum mask_fault { RIGHT, NOT_IN_MASK, NEVER_COMES, BAD_SOURCE };
+
+template <mask_fault FAULT>
+__global__ void half_warps(float *out) {
+    float x = (float)threadIdx.x;
+    unsigned half = threadIdx.x < 16 ? 0xFFFFu : 0xFFFF0000u;
+    if (FAULT == NOT_IN_MASK)
+        half = 0xFFFF;
+    if (FAULT == NEVER_COMES && threadIdx.x == 20)
+        return;
+    out[threadIdx.x] = __shfl_xor_sync(half, x, FAULT == BAD_SOURCE ? 16 : 1);
+}
+
+template <mask_fault FAULT>
+static bool in_halves() {
+    device_array<float> out(32);
+    LAUNCH(half_warps<FAULT>, 1, 32, 0, out.data);
+    return out.host()[6] == 7 && out.host()[31] == 30;
+}
+
+/* One value for each built-in, of lane 5 and lane 30. */
+__global__ void collectives(float *out) {
+    int lane = threadIdx.x;
+    float x = (float)lane, all[32][2], mine[2] = {x, -x};
+    float *to = out + (lane == 5 ? 0 : 16);
+    float up = __shfl_up_sync(ALL, x, 3), down = __shfl_down_sync(ALL, x, 3), at = __shfl_sync(ALL, x, 35);
+    double wide = __shfl_xor_sync(ALL, (double)x, 1);
+    float part = __shfl_down_sync(ALL, x, 2, 8), first = __shfl_sync(ALL, x, 0, 4);
+    unsigned odd = __ballot_sync(ALL, lane % 2);
+    int any = __any_sync(ALL, lane == 7), every = __all_sync(ALL, lane < 31);
+    emu::warp_exchange(mine, sizeof mine, all, ALL);
+    float values[] = {up,         down,         at,       (float)wide, part, first, (float)(odd == 0xAAAAAAAAu),
+                      (float)any, (float)every, all[9][1]};
+    if (lane == 5 || lane == 30)
+        for (int i = 0; i < 10; i++)
+            to[i] = values[i];
+}
+
+static bool collective_values() {
+    device_array<float> out(32);
+    LAUNCH(collectives, 1, 32, 0, out.data);
+    const float expected[2][10] = {{2, 8, 3, 4, 7, 4, 1, 1, 0, -9}, {27, 30, 3, 31, 30, 28, 1, 1, 0, -9}};
+    std::vector<float> values = out.host();
+    for (int i = 0; i < 20; i++)
+        if (values[i / 10 * 16 + i % 10] != expected[i / 10][i % 10])
+            return false;
+    return true;
+}
+
+__global__ void atomics(int *ints, unsigned *wraps, float *floats) {
+    int i = (int)threadIdx.x;
+    atomicMax(&ints[0], i);
+    atomicMin(&ints[1], i);
+    atomicExch(&ints[2], 5);
+    atomicCAS(&ints[3], i, i + 1);
+    atomicInc(wraps, 9);
+    atomicAdd(floats, 0.5f);
+}
+
+static bool atomic_values() {
+    device_array<int> ints(std::vector<int>{0, 99, 0, 1000});
+    device_array<unsigned> wraps(std::vector<unsigned>{0});
+    device_array<float> floats(std::vector<float>{0});
+    LAUNCH(atomics, 1, 64, 0, ints.data, wraps.data, floats.data);
+    std::vector<int> i = ints.host();
+    return i[0] == 63 && i[1] == 0 && i[2] == 5 && i[3] == 1000 && wraps.host()[0] == 4 && floats.host()[0] == 32;
+}
+
+/* --- asynchronous copies --- */
+
+enum wait_fault { WAITS, READS_EARLY, NEVER_WAITS };
+
+template <wait_fault FAULT>
+__global__ void copy_in(float *out, const float *x) {
+    float *values = (float *)emu::dynamic_shared();
+    for (int stage = 0; stage < 2; stage++) {
+        emu::cp_async(values + 4 * (stage * 32 + threadIdx.x), x + 4 * (stage * 32 + threadIdx.x), 16, 12);
+        emu::cp_async_commit();
+    }
+    if (FAULT == WAITS)
+        emu::cp_async_wait(1);
+    __syncthreads();
+    out[threadIdx.x] = values[4 * (31 - threadIdx.x) + 2] + values[4 * (31 - threadIdx.x) + 3];
+    if (FAULT != NEVER_WAITS)
+        emu::cp_async_wait(0);
+}
+
+template <wait_fault FAULT>
+static bool copied_in() {
+    device_array<float> x(counted(256)), out(32);
+    LAUNCH(copy_in<FAULT>, 1, 32, 1024, out.data, x.data);
+    std::vector<float> sums = out.host();
+    for (int i = 0; i < 32; i++)
+        if (sums[i] != (float)((4 * (31 - i) + 2) % 101))
+            return false;
+    return true;
+}
+
+/* --- launches and the runtime --- */
+
+__global__ void nothing() {}
+
+template <int SHARED, bool ALLOWED>
+static bool launched() {
+    if (ALLOWED &&
+        cudaFuncSetAttribute((const void *)nothing, cudaFuncAttributeMaxDynamicSharedMemorySize, SHARED) != cudaSuccess)
+        return false;
+    LAUNCH(nothing, 1, 32, SHARED);
+    return cudaGetLastError() == cudaSuccess && cudaGetLastError() == cudaSuccess;
+}
+
+template <int THREADS>
+static bool many_threads() {
+    LAUNCH(nothing, 1, THREADS, 0);
+    return true;
+}
+
+template <int ROWS>
+static bool large_grid() {
+    LAUNCH(nothing, dim3(1, ROWS, 1), 1, 0);
+    return true;
+}
+
+template <int BYTES>
+static bool copied_out() {
+    device_array<float> x(counted(100));
+    char to[1024];
+    return cudaMemcpy(to, (char *)x.data + 100, BYTES, cudaMemcpyDeviceToHost) == cudaSuccess;
+}
+
+/* --- the library: f32, D[3,2] = A^T B with a bias, and its gradient --- */
+
+static bool multiplied(uint32_t epilogue, int64_t rows_of_b, const std::vector<float> &expected) {
+    device_array<float> a(std::vector<float>{1, 2, 3, 4, 5, 6}), b(std::vector<float>{1, 0, -1, 2});
+    device_array<float> bias(std::vector<float>{10, 20, 30}), d(6);
+    cublasLtHandle_t library;
+    cublasLtMatmulDesc_t how;
+    cublasLtMatrixLayout_t la, lb, ld;
+    int32_t transposed = CUBLAS_OP_T;
+    float one = 1, zero = 0;
+    cublasLtCreate(&library);
+    cublasLtMatmulDescCreate(&how, CUBLAS_COMPUTE_32F, CUDA_R_32F);
+    cublasLtMatmulDescSetAttribute(how, CUBLASLT_MATMUL_DESC_TRANSA, &transposed, sizeof transposed);
+    cublasLtMatmulDescSetAttribute(how, CUBLASLT_MATMUL_DESC_EPILOGUE, &epilogue, sizeof epilogue);
+    cublasLtMatmulDescSetAttribute(how, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &bias.data, sizeof bias.data);
+    cublasLtMatrixLayoutCreate(&la, CUDA_R_32F, 2, 3, 2);
+    cublasLtMatrixLayoutCreate(&lb, CUDA_R_32F, rows_of_b, 2, rows_of_b);
+    cublasLtMatrixLayoutCreate(&ld, CUDA_R_32F, 3, 2, 3);
+    cublasStatus_t status = cublasLtMatmul(library, how, &one, a.data, la, b.data, lb, &zero, d.data, ld, d.data, ld,
+                                           nullptr, nullptr, 0, nullptr);
+    std::vector<float> found = epilogue == CUBLASLT_EPILOGUE_BGRADB ? bias.host() : d.host();
+    for (size_t i = 0; i < expected.size(); i++)
+        if (status != CUBLAS_STATUS_SUCCESS || found[i] != expected[i])
+            return false;
+    return true;
+}
+
+static bool product_with_bias() { return multiplied(CUBLASLT_EPILOGUE_BIAS, 2, {11, 23, 35, 13, 25, 37}); }
+static bool bias_gradient() { return multiplied(CUBLASLT_EPILOGUE_BGRADB, 2, {1, 1, 30}); }
+static bool shapes_do_not_fit() { return multiplied(CUBLASLT_EPILOGUE_DEFAULT, 1, {1}); }
+
+/* --- which build of the emulator this is --- */
+
+#if defined(__SANITIZE_THREAD__)
+enum { RACES_SEEN = 1, ADDRESSES_SEEN = 0 };
+#elif defined(__SANITIZE_ADDRESS__)
+enum { RACES_SEEN = 0, ADDRESSES_SEEN = 1 };
+#else
+enum { RACES_SEEN = 0, ADDRESSES_SEEN = 0 };
+#endif
+
+/* Exit codes: what the emulator ends with, the address sanitizer, and a test whose numbers are wrong. */
+enum { CLEAN = 0, ADDRESS = 1, FAULT = 96, RACE = 97, WRONG = 3 };
+enum { OUT_OF_BOUNDS = ADDRESSES_SEEN ? ADDRESS : FAULT };
+
+struct test {
+    const char *name;
+    bool (*run)();
+    int code;            /* as it ends; RACE is tested only where races are seen */
+    const char *message; /* part of what it says */
+};
+
+static const test TESTS[] = {
+    {"sums through shared memory", sums_of_rows<NOTHING>, CLEAN, ""},
+    {"a missing barrier after a write", sums_of_rows<AFTER_WRITE>, RACE,
+     "of shared part, after a write by block (0,0,0)"},
+    {"a missing barrier before reuse", sums_of_rows<BEFORE_REUSE>, RACE,
+     "of shared part, after a read by block (0,0,0)"},
+    {"a warp's exchange through shared memory", reversed<true>, CLEAN, ""},
+    {"a missing __syncwarp", reversed<false>, RACE, "of shared values, after a "},
+    {"two readers and a barrier", read_twice<true>, CLEAN, ""},
+    {"two readers, of which one writes", read_twice<false>, RACE, "of byte 0 of shared value, after a "},
+    {"a barrier for all", diverged<NONE>, CLEAN, ""},
+    {"a barrier that some exit before", diverged<SOME_EXIT>, FAULT, "divergent barrier: 48 of 64 threads arrived"},
+    {"barriers at two places", diverged<TWO_PLACES>, FAULT, "threads wait at tests/cudaemu/test_emulator.cpp:"},
+    {"shared memory is poison", shared_is_poison, CLEAN, ""},
+    {"a histogram with atomics", counted_in_buckets<true>, CLEAN, ""},
+    {"a lost update", counted_in_buckets<false>, RACE, "of 64 bytes of device memory, after a "},
+    {"sums of blocks, by the last one", last_block_sums<true>, CLEAN, ""},
+    {"sums of blocks without a fence", last_block_sums<false>, RACE, "of 200 bytes of device memory, after a write"},
+    {"threads change neighbouring bf16 and bytes", doubled<true>, CLEAN, ""},
+    {"threads read their neighbour's bf16", doubled<false>, RACE, "of device memory, after a "},
+    {"blocks write apart", blocks_write<true>, CLEAN, ""},
+    {"blocks write to one place", blocks_write<false>, RACE, "race: write of byte 0 of 16 bytes of device memory"},
+    {"a write within bounds", filled<0>, CLEAN, ""},
+    {"a write beyond device memory", filled<1>, OUT_OF_BOUNDS,
+     ADDRESSES_SEEN ? "AddressSanitizer" : "out-of-bounds write: byte 400 of an allocation of 400 bytes"},
+    {"a write within dynamic shared memory", filled_dynamic<0>, CLEAN, ""},
+    {"a write beyond dynamic shared memory", filled_dynamic<1>, OUT_OF_BOUNDS,
+     ADDRESSES_SEEN ? "AddressSanitizer" : "out-of-bounds write: byte 256 of 256 bytes of dynamic shared memory"},
+    {"a write within a shared variable", filled_fixed<0>, CLEAN, ""},
+    {"a write beyond a shared variable", filled_fixed<1>, ADDRESS, "AddressSanitizer: global-buffer-overflow"},
+    {"aligned vectors", loaded_by_four<0>, CLEAN, ""},
+    {"a misaligned vector", loaded_by_four<1>, FAULT, "misaligned access"},
+    {"memory in use", after_free<false>, CLEAN, ""},
+    {"memory that was freed", after_free<true>, OUT_OF_BOUNDS, ADDRESSES_SEEN ? "AddressSanitizer" : "invalid address"},
+    {"shuffles of half warps", in_halves<RIGHT>, CLEAN, ""},
+    {"a lane that is not in its mask", in_halves<NOT_IN_MASK>, FAULT, "which it is not in"},
+    {"a lane of the mask that never comes", in_halves<NEVER_COMES>, FAULT, "0x00100000 have exited"},
+    {"a source that is not in the mask", in_halves<BAD_SOURCE>, FAULT, "which is not among the lanes 0x"},
+    {"values of shuffles and votes", collective_values, CLEAN, ""},
+    {"values of atomics", atomic_values, CLEAN, ""},
+    {"cp.async and its wait", copied_in<WAITS>, CLEAN, ""},
+    {"a missing wait reads poison", copied_in<READS_EARLY>, RACES_SEEN ? RACE : WRONG, ""},
+    {"cp.async that is never waited for", copied_in<NEVER_WAITS>, FAULT, "2 cp.async that it has not waited for"},
+    {"48 KB of shared memory", launched<48 << 10, false>, CLEAN, ""},
+    {"64 KB of shared memory, allowed", launched<64 << 10, true>, CLEAN, ""},
+    {"64 KB of shared memory, not allowed", launched<64 << 10, false>, WRONG, "65536 bytes of dynamic shared memory"},
+    {"more shared memory than there is", launched<228 << 10, true>, WRONG, "cannot be 233472"},
+    {"1024 threads", many_threads<1024>, CLEAN, ""},
+    {"1025 threads", many_threads<1025>, FAULT, "more threads than a block can have"},
+    {"65535 rows of blocks", large_grid<65535>, CLEAN, ""},
+    {"65536 rows of blocks", large_grid<65536>, FAULT, "more blocks than a grid can have"},
+    {"a copy within bounds", copied_out<300>, CLEAN, ""},
+    {"a copy beyond the end", copied_out<301>, WRONG, "301 bytes from byte 100 of an allocation of 400 bytes"},
+    {"a product with a bias", product_with_bias, CLEAN, ""},
+    {"a bias's gradient", bias_gradient, CLEAN, ""},
+    {"a product of shapes that do not fit", shapes_do_not_fit, WRONG,
+     "the shapes of A, B, C and D do not fit together"},
+};
+
+/* --- running --- */
+
+/* A process of its own: its exit code, or 128 and the signal; `output` is what it says on stderr. */
+static int run_apart(bool (*run)(), std::string *output) {
+    int ends[2];
+    char buffer[4096];
+    int status = 0;
+    if (pipe(ends) != 0)
+        return -1;
+    fflush(stdout);
+    pid_t child = fork();
+    if (child == 0) {
+        dup2(ends[1], 2);
+        close(ends[0]);
+        _exit(run() ? CLEAN : WRONG);
+    }
+    close(ends[1]);
+    output->clear();
+    for (ssize_t got; (got = read(ends[0], buffer, sizeof buffer)) > 0;)
+        output->append(buffer, (size_t)got);
+    close(ends[0]);
+    waitpid(child, &status, 0);
+    return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
+}
+
+/* Under each schedule: faults must be found by all of them, too. */
+static bool passes(const test &t) {
+    const struct {
+        const char *order, *seed;
+    } schedules[] = {{"order", "1"}, {"shuffle", "1"}, {"shuffle", "2"}, {"warp", "1"}, {"warp", "2"}, {"", "1"}};
+    for (const auto &schedule : schedules) {
+        std::string output;
+        setenv("BERTH_EMU_SCHEDULE", schedule.order, 1);
+        setenv("BERTH_EMU_SEED", schedule.seed, 1);
+        int code = run_apart(t.run, &output);
+        if (code == t.code && output.find(t.message) != std::string::npos && (code != CLEAN || output.empty()))
+            continue;
+        printf("# schedule '%s', seed %s: exit code %d instead of %d, and it said:\n# %s\n", schedule.order,
+               schedule.seed, code, t.code, output.c_str());
+        return false;
+    }
+    return true;
+}
+
+/* Is it for a build of another kind to find? */
+static bool is_for_another_build(const test &t) {
+    return (t.code == RACE && !RACES_SEEN) || (t.code == ADDRESS && !ADDRESSES_SEEN);
+}
+
+int main() {
+    int number = 0, failed = 0;
+    for (const test &t : TESTS) {
+        if (is_for_another_build(t))
+            continue;
+        bool good = passes(t);
+        printf("%s %d - %s\n", good ? "ok" : "not ok", ++number, t.name);
+        failed += !good;
+    }
+    printf("1..%d\n", number);
+    return failed != 0;
+}
