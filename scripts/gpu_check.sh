@@ -185,7 +185,10 @@ no_emulator() {
     [ "$EMU" = 0 ] || not_run "the emulator's times are no times of a GPU"
 }
 
-# the last value of a key in each line of a metrics.jsonl
+# berth's last word in the part's log, which says why it failed
+last_message() { grep '^berth: ' "$OUT/$part.log" | tail -n 1; }
+
+# the value of a key in each line of a metrics.jsonl
 metric() { sed -n "s/.*\"$2\": \([^,}]*\).*/\1/p" "$1"; }
 
 median() { sort -g | awk '{ v[NR] = $1 } END { if (NR) print NR % 2 ? v[(NR + 1) / 2] : (v[NR / 2] + v[NR / 2 + 1]) / 2 }'; }
@@ -210,7 +213,7 @@ made_text() {
 make_shards() {
     rm -rf "${1:?}/$2"
     "$BERTH" shard --input "$1/text.txt" --vocab "$1/vocab.txt" --output "$1/$2" --seq-len "$2" --max-predictions "$3" --sentences-per-line \
-        --short-seq-prob 0 --seed 1
+        --short-seq-prob 0 --held-out 0 --seed 1
 }
 
 # --- build ---
@@ -275,12 +278,13 @@ part_operators() {
 
 # a test's counts from cmocka's lines, and what failed
 add_test_row() {
-    good=$(grep -c '^\[       OK \]' "$OUT/parts/test.txt")
-    wrong=$(grep -c '^\[  FAILED  \] [a-z_0-9]*$' "$OUT/parts/test.txt")
-    skipped=$(grep -c '^\[  SKIPPED \] [a-z_0-9]*$' "$OUT/parts/test.txt")
+    good=$(cmocka_count PASSED) wrong=$(cmocka_count FAILED) skipped=$(cmocka_count SKIPPED)
     row "| $1 | $good | $wrong | $skipped |"
     number "$1" "{\"passed\": $good, \"failed\": $wrong, \"skipped\": $skipped}"
 }
+
+# from the line "[  PASSED  ] 7 test(s)"
+cmocka_count() { sed -n "s/^.*\[  $1 *\] \([0-9]*\) test(s).*/\1/p" "$OUT/parts/test.txt" | awk '{ n += $1 } END { print n + 0 }'; }
 
 # times of the operators one by one, BERT-base, 4,096 tokens: `test_optable perf` prints operator, dtype, us, GB/s, GFLOP/s
 add_perf() {
@@ -340,7 +344,7 @@ sanitize() { # TOOL
             124 | 137) unfinished=$((unfinished + 1)) ;;
             *)
                 errors=$((errors + 1))
-                [ -n "$first" ] || first=$(grep -E '^========= (ERROR|Error|Invalid|Race|Uninit|Barrier|Internal|Device)|\[  FAILED' "$OUT/parts/sanitizer.txt" | head -n 1 | tr '|' '/')
+                [ -n "$first" ] || first=$(first_error)
                 ;;
         esac
     done <"$OUT/parts/groups"
@@ -350,12 +354,17 @@ sanitize() { # TOOL
     [ "$clean$errors" != 00 ] || bad="${bad:+$bad; }$tool: no group finished"
 }
 
+# what the tool found, or which operator's numbers were wrong
+first_error() {
+    grep -E '^========= |expected|FAILED' "$OUT/parts/sanitizer.txt" | grep -vE 'COMPUTE-SANITIZER|SUMMARY' | head -n 1 | sed 's/^=* *//' | tr '|' '/'
+}
+
 # --- curve ---
 
 part_curve() {
     need_device
-    work=$OUT/parts/curve steps=200 documents=200
-    [ "$EMU" = 0 ] || steps=20 documents=20
+    work=$OUT/parts/curve steps=200 documents=600
+    [ "$EMU" = 0 ] || steps=20 documents=60
     made_text "$work" 300 $documents 12
     make_shards "$work" 64 10 || failed "berth shard"
     bad=
@@ -372,9 +381,9 @@ part_curve() {
 compare_curves() { # PRECISION LIMIT
     for device in cpu cuda; do
         rm -rf "$work/$device-$1"
-        "$BERTH" train configs/bert-tiny.ini "model.vocab=$work/vocab.txt" "data.train=$work/64" data.seq_len=64 "train.steps=$steps" \
+        "$BERTH" train configs/bert-tiny.ini "model.vocab=$work/vocab.txt" "data.train=$work/64/train" data.seq_len=64 "train.steps=$steps" \
             train.global_batch=16 train.micro_batch=16 "train.precision=$1" optim.lr=5e-4 optim.warmup=0.1 checkpoint.every=0 \
-            "device.type=$device" device.peak_tflops=1 "checkpoint.dir=$work/$device-$1" || failed "berth train, $1 on $device"
+            "device.type=$device" device.peak_tflops=1 "checkpoint.dir=$work/$device-$1" || failed "$1 on $device: $(last_message)"
         metric "$work/$device-$1/metrics.jsonl" loss >"$work/$device-$1.txt"
     done
     result=$(paste "$work/cpu-$1.txt" "$work/cuda-$1.txt" | awk -v limit="$2" -v steps="$steps" '
@@ -437,7 +446,7 @@ bench_case() { # SIZE LENGTH BATCH: a batch that does not fit is halved
         batch=$((batch / 2))
         if [ "$batch" -lt "$(($3 / 8))" ] || [ "$batch" = 0 ]; then
             row "| $name | | failed | | |"
-            bad="${bad:+$bad; }$name: berth train failed, the log says why"
+            bad="${bad:+$bad; }$name: $(last_message)"
             return
         fi
         echo "--- $name: again with micro-batches of $batch"
@@ -454,7 +463,7 @@ train_case() { # SIZE LENGTH BATCH
     rm -rf "$work/run"
     printf '[model]\npreset = %s\n' "$1" >"$work/bench.ini"
     echo "--- $1, length $2, micro-batches of $3"
-    "$BERTH" train "$work/bench.ini" "model.vocab=$work/vocab.txt" "data.train=$work/$2" "data.seq_len=$2" "train.steps=$BENCH_STEPS" \
+    "$BERTH" train "$work/bench.ini" "model.vocab=$work/vocab.txt" "data.train=$work/$2/train" "data.seq_len=$2" "train.steps=$BENCH_STEPS" \
         "train.global_batch=$3" "train.micro_batch=$3" train.precision=bf16 optim.name=adamw checkpoint.every=0 device.type=cuda \
         "checkpoint.dir=$work/run"
 }
@@ -526,10 +535,10 @@ find_shards() {
         return
     fi
     [ -r "$TEXT" ] || not_run "no shards of real text: say SHARDS=FOLDER and VOCAB=FILE, or TEXT=FILE ($TEXT is not there)"
-    VOCAB=$work/vocab.txt SHARDS=$work/shards
-    rm -rf "$SHARDS"
+    VOCAB=$work/vocab.txt SHARDS=$work/shards/train
+    rm -rf "$work/shards"
     "$BERTH" vocab --input "$TEXT" --size 16000 --output "$VOCAB" || failed "berth vocab, from $TEXT"
-    "$BERTH" shard --input "$TEXT" --vocab "$VOCAB" --output "$SHARDS" --seq-len 128 --max-predictions 20 --dupe-factor 5 --seed 1 ||
+    "$BERTH" shard --input "$TEXT" --vocab "$VOCAB" --output "$work/shards" --seq-len 128 --max-predictions 20 --dupe-factor 5 --held-out 0 --seed 1 ||
         failed "berth shard, from $TEXT"
 }
 
