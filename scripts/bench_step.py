@@ -214,7 +214,8 @@ def optimizer_options(options, start):
     return {"model.init": start, "model.vocab": options.vocab, "data.train": options.shards, "train.global_batch": options.batch,
             "train.micro_batch": options.batch, "train.steps": options.steps, "train.max_minutes": options.minutes, "train.seed": 42,
             "train.precision": options.precision, "optim.name": "adamw", "optim.lr": RATE, "optim.schedule": "constant",
-            "optim.warmup_steps": WARM_UP_STEPS, "checkpoint.dir": f"{options.pretrain}/run", "checkpoint.every": 0, "device.type": options.device}
+            "optim.warmup_steps": WARM_UP_STEPS,
+            "model.hidden_dropout_prob": options.dropout, "model.attention_probs_dropout_prob": options.dropout, "checkpoint.dir": f"{options.pretrain}/run", "checkpoint.every": 0, "device.type": options.device}
 
 
 def berth_curve(options, start):

@@ -372,7 +372,10 @@ part_curve() {
     row ""
     row "| precision | loss at the start | CPU at the end | GPU at the end | largest relative difference | limit |"
     row "|---|---|---|---|---|---|"
-    # CURVE_LIMITS
+    # The CPU backend's own curves, at other fusion levels, micro-batches and numbers of threads, stay within 1e-8 of this one's
+    # (fp32) and 2e-4 (bf16), as measured. Another device sums in another order in every product and rounds other functions
+    # (exp, erf) in their last place, and Adam divides by roots of small moments, which magnifies that at first. So the limits
+    # are far above rounding, and still below the noise of a batch; what is wrong in a single operator is found by --operators.
     compare_curves fp32 2e-3
     compare_curves bf16 2e-2
     [ -z "$bad" ] || failed "$bad"
@@ -430,7 +433,6 @@ part_bench() {
     while read -r size length batch; do
         bench_case "$size" "$length" "$batch"
     done <"$work/cases"
-    number cases "{$(awk -F'\t' '{ printf "%s\"%s\": {\"micro_batch\": %s, \"sequences_per_s\": %s, \"tokens_per_s\": %s, \"mfu\": %s}", c, $1, $2, $3, $4, $5; c = ", " }' "$OUT/parts/bench.tsv")}"
     [ -z "$bad" ] || failed "$bad"
 }
 
@@ -453,8 +455,9 @@ bench_case() { # SIZE LENGTH BATCH: a batch that does not fit is halved
     done
     lines=$work/run/metrics.jsonl
     set -- "$(after_warm_up sequences_per_s)" "$(after_warm_up tokens_per_s)" "$(after_warm_up mfu)"
-    printf '%s\t%s\t%s\t%s\t%s\n' "$name" "$batch" "$1" "$2" "${3:-null}" >>"$OUT/parts/bench.tsv"
+    printf '%s\t%s\t%s\n' "$name" "$batch" "$1" >>"$OUT/parts/bench.tsv"
     row "| $name | $batch | $1 | $2 | ${3:-not known} |"
+    number "$name" "{\"micro_batch\": $batch, \"sequences_per_s\": $1, \"tokens_per_s\": $2, \"mfu\": ${3:-null}}"
 }
 
 after_warm_up() { metric "$lines" "$1" | tail -n +$((BENCH_WARM_UP + 1)) | median; }
@@ -490,10 +493,11 @@ part_peer() {
         echo "$size-$length-bf16@${used:-$batch}"
     done)
     # shellcheck disable=SC2086
-    "$PEER" scripts/bench_step.py --rates $cases >"$OUT/parts/peer.txt" 2>&1
+    timeout -k 5 490 "$PEER" scripts/bench_step.py --rates $cases >"$OUT/parts/peer.txt" 2>&1
     code=$?
     cat "$OUT/parts/peer.txt"
     add_peer_rows
+    [ $code != 124 ] || failed "not all modes were reached in time"
     [ $code = 0 ] || failed "bench_step.py --rates: $(tail -n 1 "$OUT/parts/peer.txt")"
     grep -q '^peer ' "$OUT/parts/peer.txt" || failed "no mode of PyTorch runs: $(tail -n 1 "$OUT/parts/peer.txt")"
 }
@@ -542,7 +546,7 @@ find_shards() {
         failed "berth shard, from $TEXT"
 }
 
-# PRETRAIN_LIMIT
+# of means of 20 losses: dropout draws other masks on each side, and so each curve wanders by itself
 PRETRAIN_LIMIT=0.03
 
 add_pretrain_rows() {
