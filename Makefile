@@ -183,6 +183,15 @@ format-check:
 	if [ "$$found" = $(FORMAT_VERSION) ]; then clang-format --dry-run -Werror $(FORMATTED); \
 	else echo "format: skipped: clang-format is $${found:-not there}, other versions than $(FORMAT_VERSION) format otherwise"; fi
 
+# the CUDA backend without a GPU: the emulator finds planted faults, the operator table and the optimizers run in it, the
+# table also under its race checker, and twenty steps of training beside the CPU backend
+EMU_KERNEL_TESTS = tests/kernels/test_optable tests/optim/test_optim
+check-emu: all check-emulator
+	@$(MAKE) -s EMU=1 all $(EMU_KERNEL_TESTS:%=build/emu/%)
+	@$(MAKE) -s EMU=race $(EMU_KERNEL_TESTS:%=build/emurace/%)
+	@BERTH_TEST_DEVICE=cuda sh scripts/run_tests.sh $(EMU_KERNEL_TESTS:%=build/emu/%) $(EMU_KERNEL_TESTS:%=build/emurace/%)
+	@python3 tests/cudaemu/train_check.py $(PROGRAM) build/berth-emu
+
 # what ptxas made of the kernels, as docs/results/kernels.md shows it; fails where registers are spilled
 nvcc-check: all
 	@$(if $(HAVE_CUDA),,echo "nvcc-check: this build has no CUDA (make features)" >&2; exit 2)
@@ -210,6 +219,8 @@ help:
 	@echo "make tests        all test programs     make check          run them and count"
 	@echo "make check-layers who includes whom     make format-check   clang-format finds nothing to change"
 	@echo "make check-emulator   the emulator that CUDA kernels are tested in finds planted faults"
+	@echo "make emu          build/berth-emu, the CUDA backend on the host (slow)"
+	@echo "make check-emu    CUDA kernels without a GPU    make nvcc-check     registers and spills of the kernels"
 	@echo "make features     what was found        make clean          removes BUILD ($(BUILD))"
 	@echo "make install      PREFIX=/usr/local DESTDIR=     make uninstall"
 	@echo "make bench-data   preparing data beside other programs (TEXT=FILE)"
@@ -239,6 +250,6 @@ build/peer/ready:
 	    { tail -n 5 build/peer.log; echo "bench-cpu: build/peer could not be made: say PEER=PYTHON" >&2; exit 1; }
 
 .SECONDARY:
-.PHONY: all emu tests print-tests check check-layers format-check nvcc-check install uninstall features clean help bench-data bench-cpu
+.PHONY: all emu check-emu tests print-tests check check-layers format-check nvcc-check install uninstall features clean help bench-data bench-cpu
 -include $(CUDA_SOURCES:src/%.cu=$(BUILD)/obj/%.cu.d) $(EMU_RUNTIME:tests/%.cpp=$(BUILD)/obj/%.d)
 -include $(SOURCES:src/%.c=$(BUILD)/obj/%.d) $(BUILD)/obj/main.d $(TESTS:%=%.d)

@@ -55,6 +55,18 @@ tests "optimized"
 if [ "${CHECK_FAST:-0}" != 1 ]; then
     tests "address and undefined-behaviour sanitizers" SANITIZE=1
     only=test_reader tests "thread sanitizer" SANITIZE=thread
+    if [ -r "${CUDA_HOME:-/usr/local/cuda}/include/cuda_runtime.h" ]; then
+        step "the CUDA emulator finds planted faults" make check-emulator
+        export BERTH_TEST_DEVICE=cuda
+        only='test_optable\|test_optim' tests "CUDA kernels in the emulator" EMU=1
+        only='test_optable\|test_optim' tests "CUDA kernels under the race checker" EMU=race
+        only='test_optable\|test_optim' tests "CUDA kernels under sanitizers" EMU=1 SANITIZE=1
+        unset BERTH_TEST_DEVICE
+        step "the program with the emulator" make emu
+        step "tests/cudaemu/train_check.py" python3 tests/cudaemu/train_check.py build/berth build/berth-emu
+    else
+        skip "CUDA kernels: CUDA's headers are not here (set CUDA_HOME)"
+    fi
     only='test_optable\|test_network\|test_reference\|test_shard_forms\|test_documents' \
         tests "without optional libraries" BUILD=build/plain ONEDNN=0 DEFLATE=0 ZSTD=0
 fi

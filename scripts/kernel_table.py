@@ -35,7 +35,7 @@ def base_names(mangled):
         lines = subprocess.run(["c++filt"], input="\n".join(mangled), capture_output=True, text=True, check=True).stdout.split("\n")
     except (OSError, subprocess.CalledProcessError):
         lines = list(mangled)
-    return {name: re.sub(r"^(void|[\w: ]+\s)\s*", "", re.split(r"[<(]", line)[0]).split("::")[-1].strip() or name
+    return {name: re.sub(r"^(void|[\w: ]+\s)\s*", "", re.split(r"[<(]", line.replace("(anonymous namespace)::", ""))[0]).split("::")[-1].strip() or name
             for name, line in zip(mangled, lines)}
 
 

@@ -25,26 +25,30 @@ struct copy {
     const void *return_address;
 };
 
-enum state { READY, AT_BARRIER, AT_COLLECTIVE, EXITED };
-
 struct fiber {
     context at;
     uint3 index;
     unsigned number;
-    enum state state;
-    place where; /* it waits */
-    /* of a collective */
-    unsigned mask;
+    int groups; /* of asynchronous copies, committed */
+    std::vector<copy> copies;
+};
+
+/* A collective that a lane waits in. */
+struct call {
     collective_function function;
     const char *what;
-    void *brought;
-    /* of asynchronous copies */
-    std::vector<copy> copies;
-    int groups; /* committed */
+    unsigned mask;
+    place where;
 };
 
 struct warp {
-    unsigned lanes, ready, waiting; /* sets of lanes: that there are, may run, wait in a collective */
+    /* sets of lanes: that there are, may run, wait in a collective, have ended */
+    unsigned lanes, ready, waiting, exited;
+    /* the first call that lanes wait in, and those that wait in just that one */
+    call first;
+    unsigned in_first;
+    call calls[LANES];
+    void *brought[LANES];
 };
 
 static struct {
@@ -115,9 +119,9 @@ static void make_ready(int number, unsigned lanes) {
     block.ready |= 1u << number;
 }
 
-static void make_wait(fiber *self, enum state state) {
+/* Waits, or has ended. */
+static void leave(fiber *self) {
     warp *own = &block.warps[self->number / LANES];
-    self->state = state;
     own->ready &= ~(1u << self->number % LANES);
     if (!own->ready)
         block.ready &= ~(1u << self->number / LANES);
@@ -146,7 +150,9 @@ static void switch_away(bool ends) {
 
 /* --- barrier of the block --- */
 
-static bool same_place(place a, place b) { return a.line == b.line && strcmp(a.file, b.file) == 0; }
+static bool same_place(place a, place b) {
+    return a.line == b.line && (a.file == b.file || strcmp(a.file, b.file) == 0);
+}
 
 void barrier(place where) {
     fiber *self = block.now;
@@ -155,15 +161,12 @@ void barrier(place where) {
     else if (!same_place(where, block.barrier))
         stop(place_name(where), "divergent barrier: %d of %d threads wait at %s", block.arrived, running.threads,
              place_name(block.barrier).c_str());
-    self->where = where;
     if (++block.arrived < running.threads) {
-        make_wait(self, AT_BARRIER);
+        leave(self);
         switch_away(false);
         return;
     }
     block.arrived = 0;
-    for (int i = 0; i < running.threads; i++)
-        block.fibers[i].state = READY;
     for (int i = 0; i * LANES < running.threads; i++)
         make_ready(i, block.warps[i].lanes);
     if (race)
@@ -175,56 +178,62 @@ void barrier(place where) {
 
 static void meet(void *const *, unsigned) {}
 
+static bool same_call(const call &a, const call &b) {
+    return a.mask == b.mask && a.function == b.function && (a.function == meet || same_place(a.where, b.where));
+}
+
+/* A lane comes to its call. Almost always, all lanes that wait do so in the same one. */
+static void come(warp *own, const call &mine) {
+    unsigned bit = 1u << lane;
+    if (!own->in_first)
+        own->first = mine;
+    if (!own->in_first || same_call(mine, own->first))
+        own->in_first |= bit;
+    own->calls[lane] = mine;
+    own->waiting |= bit;
+}
+
 /* Do all lanes of the mask wait in the same call? */
-static bool all_came(const warp *own, const fiber *lanes, const fiber *self) {
-    if ((own->waiting & self->mask) != self->mask)
+static bool all_came(const warp *own, const call &mine) {
+    if ((own->waiting & mine.mask) != mine.mask)
         return false;
-    for (unsigned left = self->mask; left; left &= left - 1) {
-        const fiber *other = &lanes[__builtin_ctz(left)];
-        if (other->mask != self->mask || other->function != self->function ||
-            (self->function != meet && !same_place(other->where, self->where)))
+    if ((own->in_first & mine.mask) == mine.mask)
+        return true;
+    for (unsigned left = mine.mask; left; left &= left - 1)
+        if (!same_call(own->calls[__builtin_ctz(left)], mine))
             return false;
-    }
     return true;
 }
 
 void collective(collective_function function, const char *what, unsigned mask, void *mine, place where) {
-    fiber *self = block.now;
-    int number = self->number / LANES;
+    int number = block.now->number / LANES;
     warp *own = &block.warps[number];
-    fiber *lanes = &block.fibers[number * LANES];
     if (!(mask >> lane & 1))
         stop(place_name(where), "%s: lane %d calls with mask 0x%08x, which it is not in", what, lane, mask);
-    self->where = where;
-    self->mask = mask & own->lanes;
-    self->function = function;
-    self->what = what;
-    self->brought = mine;
-    own->waiting |= 1u << lane;
-    if (!all_came(own, lanes, self)) {
-        make_wait(self, AT_COLLECTIVE);
+    mask &= own->lanes;
+    call made = {function, what, mask, where};
+    own->brought[lane] = mine;
+    come(own, made);
+    if (!all_came(own, made)) {
+        leave(block.now);
         switch_away(false);
         return;
     }
-    void *brought[LANES];
-    for (unsigned left = self->mask; left; left &= left - 1) {
-        int i = __builtin_ctz(left);
-        brought[i] = lanes[i].brought;
-        lanes[i].state = READY;
-    }
-    function(brought, self->mask);
+    function(own->brought, mask);
     if (race && function == meet)
-        race->warp_barrier(number, self->mask);
-    own->waiting &= ~self->mask;
-    make_ready(number, self->mask);
+        race->warp_barrier(number, mask);
+    own->waiting &= ~mask;
+    own->in_first &= ~mask;
+    make_ready(number, mask);
     switch_away(false);
 }
 
 void warp_barrier(unsigned mask, place where) { collective(meet, "__syncwarp", mask, nullptr, where); }
 
 void bad_source(int reader, int source, unsigned mask) {
-    stop(place_name(block.now->where), "%s: lane %d reads lane %d, which is not among the lanes 0x%08x",
-         block.now->what, reader, source, mask);
+    const call &own = block.warps[block.now->number / LANES].calls[reader];
+    stop(place_name(own.where), "%s: lane %d reads lane %d, which is not among the lanes 0x%08x", own.what, reader,
+         source, mask);
 }
 
 struct vote {
@@ -272,25 +281,23 @@ void warp_exchange(const void *mine, size_t bytes, void *all, unsigned mask, pla
 
 /* --- asynchronous copies --- */
 
-static void check_copy(const copy &c) {
-    std::string place = place_name(c.return_address);
+/* What is wrong with a copy, or nullptr. */
+static const char *fault_of(const copy &c) {
     if (c.bytes != 4 && c.bytes != 8 && c.bytes != 16)
-        stop(place, "cp.async of %d bytes: only 4, 8 and 16 can be copied", c.bytes);
+        return "only 4, 8 or 16 bytes can be copied";
     if (c.source_bytes < 0 || c.source_bytes > c.bytes)
-        stop(place, "cp.async: %d of %d bytes from the source", c.source_bytes, c.bytes);
+        return "more bytes from the source than are copied";
     if ((uintptr_t)c.from % c.bytes != 0)
-        stop(place, "cp.async: the source is not aligned to %d bytes", c.bytes);
-    if (!is_device_memory(c.from, c.source_bytes))
-        stop(place, "cp.async: the source is not device memory");
+        return "the source is not aligned to the bytes copied";
+    return c.source_bytes == 0 || is_device_memory(c.from, c.source_bytes) ? nullptr
+                                                                           : "the source is not device memory";
 }
 
 void cp_async(void *shared, const void *global, int bytes, int source_bytes) {
     fiber *self = block.now;
     copy made = {shared, global, bytes, source_bytes, self->groups, __builtin_return_address(0)};
-    bool looks_right = (bytes == 4 || bytes == 8 || bytes == 16) && source_bytes >= 0 && source_bytes <= bytes &&
-                       (uintptr_t)global % bytes == 0 && is_device_memory(global, source_bytes);
-    if (!looks_right)
-        check_copy(made);
+    if (const char *fault = fault_of(made))
+        stop(place_name(made.return_address), "cp.async: %s", fault);
     shared_pointer_check(shared, bytes, bytes);
     if (race) {
         race->access(global, source_bytes, false, made.return_address);
@@ -415,15 +422,16 @@ static void begin_fibers() {
         f->number = i;
         f->index = {i % block_dimension.x, i / block_dimension.x % block_dimension.y,
                     i / block_dimension.x / block_dimension.y};
-        f->state = READY;
         f->groups = 0;
         size_t used = STACK_BYTES - i * 7 % 61 * 64;
         context_make(&f->at, const_cast<void *>(f->at.stack), used, run_thread);
     }
     for (int i = 0; i * LANES < running.threads; i++) {
         int lanes = running.threads - i * LANES;
-        block.warps[i] = {lanes >= LANES ? 0xFFFFFFFFu : (1u << lanes) - 1, 0, 0};
-        make_ready(i, block.warps[i].lanes);
+        warp *w = &block.warps[i];
+        w->lanes = lanes >= LANES ? 0xFFFFFFFFu : (1u << lanes) - 1;
+        w->ready = w->waiting = w->exited = w->in_first = 0;
+        make_ready(i, w->lanes);
     }
 }
 
@@ -435,40 +443,43 @@ static void run_thread() {
         stop(place_name(self->copies[0].return_address), "the thread ends with %zu cp.async that it has not waited for",
              self->copies.size());
     block.exited++;
-    make_wait(self, EXITED);
+    block.warps[self->number / LANES].exited |= 1u << lane;
+    leave(self);
     switch_away(true);
     __builtin_unreachable();
+}
+
+[[noreturn]] static void report_collective(int number, int waiting) {
+    const warp &w = block.warps[number];
+    const call &c = w.calls[waiting];
+    unsigned came = 0;
+    for (unsigned left = c.mask & w.waiting; left; left &= left - 1)
+        came |= (unsigned)same_call(w.calls[__builtin_ctz(left)], c) << __builtin_ctz(left);
+    unsigned exited = c.mask & w.exited;
+    running.thread = number * LANES + waiting;
+    stop(place_name(c.where),
+         "%s: wrong mask, or divergence: of the lanes 0x%08x came 0x%08x, 0x%08x have exited, 0x%08x wait elsewhere",
+         c.what, c.mask, came, exited, c.mask & ~came & ~exited);
 }
 
 /* Nobody can run, but not all have ended: says what they wait for. */
 [[noreturn]] static void report_deadlock() {
     running.in_thread = true;
-    for (int i = 0; i < running.threads; i++) {
-        const fiber *f = &block.fibers[i];
-        if (f->state != AT_COLLECTIVE)
-            continue;
-        unsigned came = 0, exited = 0;
-        for (unsigned left = f->mask; left; left &= left - 1) {
-            const fiber *other = &block.fibers[i / LANES * LANES + __builtin_ctz(left)];
-            bool here = other->state == AT_COLLECTIVE && other->mask == f->mask && other->function == f->function &&
-                        same_place(other->where, f->where);
-            came |= (unsigned)here << other->number % LANES;
-            exited |= (unsigned)(other->state == EXITED) << other->number % LANES;
-        }
-        running.thread = i;
-        stop(
-            place_name(f->where),
-            "%s: wrong mask, or divergence: of the lanes 0x%08x came 0x%08x, 0x%08x have exited, 0x%08x wait elsewhere",
-            f->what, f->mask, came, exited, f->mask & ~came & ~exited);
+    int last = 0;
+    for (int i = 0; i * LANES < running.threads; i++) {
+        const warp &w = block.warps[i];
+        if (w.waiting)
+            report_collective(i, __builtin_ctz(w.waiting));
+        if (w.lanes & ~w.exited)
+            last = i;
     }
-    running.thread = 0;
-    while (block.fibers[running.thread].state != AT_BARRIER)
-        running.thread++;
+    running.thread = last * LANES + __builtin_ctz(block.warps[last].lanes & ~block.warps[last].exited);
     stop(place_name(block.barrier), "divergent barrier: %d of %d threads arrived, %d have exited", block.arrived,
          running.threads, block.exited);
 }
 
 static void run_block() {
+    running.in_block = true;
     poison_shared();
     begin_fibers();
     if (race)
@@ -479,6 +490,7 @@ static void run_block() {
     if (block.exited < running.threads)
         report_deadlock();
     check_shared();
+    running.in_block = false;
 }
 
 /* --- launches --- */

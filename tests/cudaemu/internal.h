@@ -57,9 +57,9 @@ void catch_faults();
 /* The launch that runs now; kernel is nullptr when none does. */
 struct launch_state {
     const char *kernel;
-    int threads;            /* of a block */
-    unsigned thread, block; /* numbers of those that run now */
-    bool in_thread;         /* a fiber runs, not the scheduler */
+    int threads;              /* of a block */
+    unsigned thread, block;   /* numbers of those that run now */
+    bool in_block, in_thread; /* one of the grid runs; a fiber runs, not the scheduler */
     uintptr_t stack, stack_end;
     uintptr_t shared, shared_end; /* dynamic */
 };

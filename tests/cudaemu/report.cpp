@@ -51,7 +51,7 @@ void stop(const std::string &place, const char *format, ...) {
     std::string line = "berth emulator: ";
     if (running.kernel)
         line += text("kernel %s, ", running.kernel);
-    if (running.kernel && running.shared)
+    if (running.in_block)
         line += "block " + index_name(running.block, grid_dimension) + ", ";
     if (running.in_thread)
         line += "thread " + index_name(running.thread, block_dimension) + ", ";

@@ -126,6 +126,9 @@ bool is_device_memory(const void *p, size_t bytes) {
 static void check_guard(uintptr_t begin, uintptr_t end, const allocation &guarded) {
     if (EMU_SANITIZED)
         return;
+    const unsigned char *bytes = (const unsigned char *)begin;
+    if (*bytes == GUARD_BYTE && memcmp(bytes, bytes + 1, end - begin - 1) == 0)
+        return; /* all the same */
     for (uintptr_t at = begin; at < end; at++)
         if (*(const unsigned char *)at != GUARD_BYTE)
             stop("", "out-of-bounds write: byte %td of an allocation of %zu bytes of device memory",
@@ -134,8 +137,7 @@ static void check_guard(uintptr_t begin, uintptr_t end, const allocation &guarde
 
 static void check_guards_of(uintptr_t first, const pages &p) {
     check_guard(first, p.inner.begin, p.inner);
-    uintptr_t end = first + p.bytes;
-    check_guard(p.inner.end, end - p.inner.end < GUARD ? end : p.inner.end + GUARD, p.inner);
+    check_guard(p.inner.end, first + p.bytes, p.inner);
 }
 
 void check_guards() {
@@ -248,48 +250,32 @@ size_t shared_limit(const void *function) {
 }
 
 static cudaError_t attribute(cudaDeviceAttr name, int *out) {
-    switch (name) {
-        case cudaDevAttrComputeCapabilityMajor:
-            *out = 9;
+    const struct {
+        cudaDeviceAttr name;
+        int value;
+    } known[] = {
+        {cudaDevAttrComputeCapabilityMajor, 9},
+        {cudaDevAttrComputeCapabilityMinor, 0},
+        {cudaDevAttrMultiProcessorCount, 4}, /* few, so that grids made by it stay small */
+        {cudaDevAttrMaxSharedMemoryPerBlock, SHARED_DEFAULT},
+        {cudaDevAttrMaxSharedMemoryPerBlockOptin, shared_optin()},
+        {cudaDevAttrMaxSharedMemoryPerMultiprocessor, shared_optin() + SHARED_RESERVED},
+        {cudaDevAttrReservedSharedMemoryPerBlock, SHARED_RESERVED},
+        {cudaDevAttrWarpSize, LANES},
+        {cudaDevAttrMaxThreadsPerBlock, THREADS_MOST},
+        {cudaDevAttrMaxThreadsPerMultiProcessor, 2048},
+        {cudaDevAttrMaxBlocksPerMultiprocessor, 32},
+        {cudaDevAttrMaxRegistersPerBlock, 65536},
+        {cudaDevAttrMaxRegistersPerMultiprocessor, 65536},
+        {cudaDevAttrL2CacheSize, 50 << 20},
+    };
+    for (const auto &k : known)
+        if (k.name == name) {
+            *out = k.value;
             return cudaSuccess;
-        case cudaDevAttrComputeCapabilityMinor:
-            *out = 0;
-            return cudaSuccess;
-        case cudaDevAttrMultiProcessorCount:
-            *out = 4; /* few, so that grids made by it stay small */
-            return cudaSuccess;
-        case cudaDevAttrMaxSharedMemoryPerBlock:
-            *out = SHARED_DEFAULT;
-            return cudaSuccess;
-        case cudaDevAttrMaxSharedMemoryPerBlockOptin:
-            *out = shared_optin();
-            return cudaSuccess;
-        case cudaDevAttrMaxSharedMemoryPerMultiprocessor:
-            *out = shared_optin() + SHARED_RESERVED;
-            return cudaSuccess;
-        case cudaDevAttrWarpSize:
-            *out = LANES;
-            return cudaSuccess;
-        case cudaDevAttrMaxThreadsPerBlock:
-            *out = THREADS_MOST;
-            return cudaSuccess;
-        case cudaDevAttrMaxThreadsPerMultiProcessor:
-            *out = 2048;
-            return cudaSuccess;
-        case cudaDevAttrMaxBlocksPerMultiprocessor:
-            *out = 32;
-            return cudaSuccess;
-        case cudaDevAttrMaxRegistersPerBlock:
-        case cudaDevAttrMaxRegistersPerMultiprocessor:
-            *out = 65536;
-            return cudaSuccess;
-        case cudaDevAttrL2CacheSize:
-            *out = 50 << 20;
-            return cudaSuccess;
-        default:
-            warn("cudaDeviceGetAttribute: attribute %d is not known here", (int)name);
-            return cudaErrorInvalidValue;
-    }
+        }
+    warn("cudaDeviceGetAttribute: attribute %d is not known here", (int)name);
+    return cudaErrorInvalidValue;
 }
 
 static int attribute(cudaDeviceAttr name) {

@@ -28,8 +28,8 @@
 template <typename T, int P>
 struct forward_shape {
     static constexpr bool FLOATS = sizeof(T) == 4;
-    static constexpr int WARPS = P == 128 ? (FLOATS ? 2 : 4) : FLOATS ? 4 : 8;
-    static constexpr int QUERIES = 16 * WARPS, THREADS = WARP * WARPS, BLOCKS_AT_ONCE = FLOATS ? 1 : 2;
+    static constexpr int WARPS = FLOATS && P == 128 ? 2 : 4, M = FLOATS || P == 128 ? 1 : 2;
+    static constexpr int QUERIES = 16 * M * WARPS, THREADS = WARP * WARPS, BLOCKS_AT_ONCE = FLOATS ? 1 : 2;
     static constexpr int KEYS = FLOATS && P == 128 ? 32 : 64, RUN = KEYS / 4;
     using query_tile = tile<T, QUERIES, P>;
     using key_tile = tile<T, KEYS, P, RUN>;
@@ -45,19 +45,28 @@ struct softmax_rows {
     float most[2], sum[2];
 };
 
-/* Scores become exp(scale (s - most)); `shrink` is what everything so far has to be multiplied by. */
-template <int BLOCKS>
-__device__ inline void softmax_step(float (&s)[BLOCKS][4], softmax_rows &rows, float (&shrink)[2], float scale_log2) {
+/* Of the four lanes that share a row. */
+__device__ inline float sum_of_group(float x) {
+    x += __shfl_xor_sync(ALL_LANES, x, 1);
+    return x + __shfl_xor_sync(ALL_LANES, x, 2);
+}
+__device__ inline float most_of_group(float x) {
+    x = fmaxf(x, __shfl_xor_sync(ALL_LANES, x, 1));
+    return fmaxf(x, __shfl_xor_sync(ALL_LANES, x, 2));
+}
+
+/* Scores become exp(scale (s - most)); what is there already shrinks as the maximum grows. */
+template <int BLOCKS, int COLUMNS>
+__device__ inline void softmax_step(float (&s)[BLOCKS][4], softmax_rows &rows, float (&out)[COLUMNS][4],
+                                    float scale_log2) {
 #pragma unroll
     for (int half = 0; half < 2; half++) {
         float most = rows.most[half];
 #pragma unroll
         for (int i = 0; i < BLOCKS; i++)
             most = fmaxf(most, fmaxf(s[i][2 * half], s[i][2 * half + 1]));
-        most = fmaxf(most, __shfl_xor_sync(ALL_LANES, most, 1));
-        most = fmaxf(most, __shfl_xor_sync(ALL_LANES, most, 2));
-        shrink[half] = exp2_fast((rows.most[half] - most) * scale_log2);
-        float sum = rows.sum[half] * shrink[half];
+        most = most_of_group(most);
+        float shrink = exp2_fast((rows.most[half] - most) * scale_log2), sum = rows.sum[half] * shrink;
 #pragma unroll
         for (int i = 0; i < BLOCKS; i++)
 #pragma unroll
@@ -65,6 +74,11 @@ __device__ inline void softmax_step(float (&s)[BLOCKS][4], softmax_rows &rows, f
                 s[i][e] = exp2_fast(fmaf(s[i][e], scale_log2, -most * scale_log2));
                 sum += s[i][e];
             }
+#pragma unroll
+        for (int i = 0; i < COLUMNS; i++) {
+            out[i][2 * half] *= shrink;
+            out[i][2 * half + 1] *= shrink;
+        }
         rows.most[half] = most;
         rows.sum[half] = sum;
     }
@@ -73,13 +87,14 @@ __device__ inline void softmax_step(float (&s)[BLOCKS][4], softmax_rows &rows, f
 /* y = dropout(softmax(scale q k^T)) v, lse.
  *
  * Reads q once, k and v once for each block of QUERIES queries; writes y and lse once: 4 n p elements of a head where n is
- * at most QUERIES, and k and v from the L2 cache again for the other blocks. Grid (query blocks, h, b + 1); warps of 16
- * queries. Shared memory: a tile of queries, STAGES tiles of keys and of values. */
+ * at most QUERIES, and k and v from the L2 cache again for the other blocks. Grid (query blocks, h, b + 1); warps of
+ * 16 M queries. Shared memory: a tile of queries, STAGES tiles of keys and of values. */
 template <typename T, int P>
 __global__ void __launch_bounds__(forward_shape<T, P>::THREADS, forward_shape<T, P>::BLOCKS_AT_ONCE)
     attention_kernel(const T *q, const T *k, const T *v, T *y, float *lse, attention_call a) {
     using shape = forward_shape<T, P>;
     using key_tile = typename shape::key_tile;
+    constexpr int M = shape::M;
     DYNAMIC_SHARED(T, shared);
     if (is_tail_block(a)) {
         zero_tail(y, a);
@@ -95,23 +110,28 @@ __global__ void __launch_bounds__(forward_shape<T, P>::THREADS, forward_shape<T,
     T *stages = shared + shape::query_tile::ELEMENTS;
     auto fill_stage = [&](int key) {
         T *stage = stages + key / shape::KEYS % shape::STAGES * 2 * key_tile::ELEMENTS;
-        fill(key_tile{stage}, rows_of(k, a, head, key));
-        fill(key_tile{stage + key_tile::ELEMENTS}, rows_of(v, a, head, key));
+        fill<shape::THREADS>(key_tile{stage}, rows_of(k, a, head).from_row(key));
+        fill<shape::THREADS>(key_tile{stage + key_tile::ELEMENTS}, rows_of(v, a, head).from_row(key));
         copy_async_commit();
     };
-    fill(queries, rows_of(q, a, head, first_query));
+    fill<shape::THREADS>(queries, rows_of(q, a, head).from_row(first_query));
     fill_stage(0);
     copy_async_wait<0>();
     __syncthreads();
 
-    int row = (int)threadIdx.x / WARP * 16, query = first_query + row + lane_id() / 4;
+    int row = (int)threadIdx.x / WARP * 16 * M, query = first_query + row + lane_id() / 4;
     bool idle = first_query + row >= head.n; /* it still copies, and meets the others */
-    fragment_a<T> own[P / 16];
+    fragment_a<T> own[P / 16][M];
 #pragma unroll
     for (int i = 0; i < P / 16; i++)
-        read_a(own[i], queries, row, 16 * i);
-    float scale_log2 = a.scale * LOG2_E, out[P / 8][4];
-    softmax_rows rows = {{-INFINITY, -INFINITY}, {0, 0}};
+#pragma unroll
+        for (int m = 0; m < M; m++)
+            read_a(own[i][m], queries, row + 16 * m, 16 * i);
+    float scale_log2 = a.scale * LOG2_E, out[M][P / 8][4];
+    softmax_rows rows[M];
+#pragma unroll
+    for (int m = 0; m < M; m++)
+        rows[m] = {{-INFINITY, -INFINITY}, {0, 0}};
     set_zero(out);
     for (int key = 0; key < head.n; key += shape::KEYS) {
         if (key > 0) {
@@ -129,42 +149,46 @@ __global__ void __launch_bounds__(forward_shape<T, P>::THREADS, forward_shape<T,
         T *stage = stages + key / shape::KEYS % shape::STAGES * 2 * key_tile::ELEMENTS;
         key_tile keys = {stage}, values = {stage + key_tile::ELEMENTS};
         int run = run_of_lane<shape::RUN>(key);
-        float s[shape::KEYS / 8][4], shrink[2];
+        float s[M][shape::KEYS / 8][4];
         set_zero(s);
 #pragma unroll
         for (int i = 0; i < P / 16; i++)
             multiply_rows(s, own[i], keys, 0, 16 * i);
-        if (key + shape::KEYS > head.n)
-            mask_keys<shape::RUN>(s, run, head.n, -INFINITY);
-        softmax_step(s, rows, shrink, scale_log2);
 #pragma unroll
-        for (int i = 0; i < P / 8; i++)
+        for (int m = 0; m < M; m++) {
+            if (key + shape::KEYS > head.n)
+                mask_keys<shape::RUN>(s[m], run, head.n);
+            softmax_step(s[m], rows[m], out[m], scale_log2);
+            if (a.drop.threshold > 0) {
+                kept_run<shape::RUN> keep;
+                keep.make(a, head, query + 16 * m, run);
+                keep.apply(s[m], 0);
+            }
+        }
 #pragma unroll
-            for (int e = 0; e < 4; e++)
-                out[i][e] *= shrink[e / 2];
-        if (a.drop.threshold > 0)
-            drop_probabilities<shape::RUN>(s, a, head, query, run);
-#pragma unroll
-        for (int i = 0; i < shape::KEYS / 8; i += 2)
-            multiply_columns(out, operand_of<T>(s[i], s[i + 1]), values, i, 0);
+        for (int i = 0; i < shape::KEYS / 8; i += 2) {
+            fragment_a<T> p[M];
+            operands_of(p, s, i);
+            multiply_columns(out, p, values, i, 0);
+        }
     }
     if (idle)
         return;
 #pragma unroll
-    for (int half = 0; half < 2; half++) {
-        float sum = rows.sum[half];
-        sum += __shfl_xor_sync(ALL_LANES, sum, 1);
-        sum += __shfl_xor_sync(ALL_LANES, sum, 2);
-        float factor = a.drop.scale / sum;
+    for (int m = 0; m < M; m++)
 #pragma unroll
-        for (int i = 0; i < P / 8; i++) {
-            out[i][2 * half] *= factor;
-            out[i][2 * half + 1] *= factor;
+        for (int half = 0; half < 2; half++) {
+            int own_query = query + 16 * m + 8 * half;
+            float sum = sum_of_group(rows[m].sum[half]), factor = a.drop.scale / sum;
+#pragma unroll
+            for (int i = 0; i < P / 8; i++) {
+                out[m][i][2 * half] *= factor;
+                out[m][i][2 * half + 1] *= factor;
+            }
+            if (lane_id() % 4 == 0 && own_query < head.n)
+                lse[(head.token + own_query) * a.heads + head.number] = a.scale * rows[m].most[half] + logf(sum);
         }
-        if (lane_id() % 4 == 0 && query + 8 * half < head.n)
-            lse[(head.token + query + 8 * half) * a.heads + head.number] = a.scale * rows.most[half] + logf(sum);
-    }
-    write_rows(rows_of(y, a, head, first_query + row), out, queries, row, 0);
+    write_rows(rows_of(y, a, head).from_row(first_query + row), out, queries, row, 0);
 }
 
 /* --- launching --- */
@@ -175,10 +199,9 @@ static status forward(struct cuda *cuda, const struct op_call *call) {
     const struct operand *in = call->in, *out = call->out;
     attention_call a;
     TRY(describe_call<T>(call, &in[0], &a));
-    auto kernel = attention_kernel<T, P>;
-    TRY(allow_shared(cuda, kernel, shape::BYTES));
+    TRY(allow_shared(cuda, attention_kernel<T, P>, shape::BYTES));
     dim3 grid(blocks_of(call->ragged->longest, shape::QUERIES), (unsigned)a.heads, (unsigned)a.sequences + 1);
-    LAUNCH(kernel, grid, dim3(shape::THREADS), shape::BYTES, cuda_stream(cuda), (const T *)in[0].data,
+    LAUNCH((attention_kernel<T, P>), grid, dim3(shape::THREADS), shape::BYTES, cuda_stream(cuda), (const T *)in[0].data,
            (const T *)in[1].data, (const T *)in[2].data, (T *)out[0].data, (float *)out[1].data, a);
     return OK;
 }

@@ -44,9 +44,9 @@ __device__ inline const row_facts *facts_of(const row_facts *facts, const attent
 template <typename T, int P>
 struct keys_shape {
     static constexpr bool FLOATS = sizeof(T) == 4;
-    static constexpr int WARPS = P == 128 ? (FLOATS ? 2 : 4) : FLOATS ? 4 : 8;
-    static constexpr int KEYS = 16 * WARPS, THREADS = WARP * WARPS, BLOCKS_AT_ONCE = 1;
-    static constexpr int QUERIES = FLOATS && P == 128 ? 32 : 64, CHUNK = 32; /* of queries in registers */
+    static constexpr int WARPS = FLOATS && P == 128 ? 2 : 4, M = FLOATS || P == 128 ? 1 : 2;
+    static constexpr int KEYS = 16 * M * WARPS, THREADS = WARP * WARPS, BLOCKS_AT_ONCE = FLOATS ? 1 : 2;
+    static constexpr int QUERIES = FLOATS && P == 128 ? 32 : 64, PART = WARP; /* queries with scores in registers */
     using key_tile = tile<T, KEYS, P>;
     using query_tile = tile<T, QUERIES, P>;
     using score_tile = tile<T, KEYS, QUERIES>;
@@ -58,6 +58,39 @@ struct keys_shape {
     static_assert(BYTES <= SHARED_MOST, "tiles too large");
 };
 
+/* What makes scores probabilities, dropped ones, and gradients, for the two keys g and g+8 of a lane. */
+struct lane_keys {
+    bool there[2];
+    uint32_t bits; /* kept_bits of the query that is the lane's number */
+    int shift;     /* to this lane's bits in those of any query: bit 0 is key g, bit 2 key g+8 */
+};
+
+/* s [16 keys, PART queries] becomes dropped probabilities (but for their scale), ds from the gradients of these the
+ * gradients of scores (but for the scale of scores). */
+template <int BLOCKS>
+__device__ inline void gradients_of_scores(float (&s)[BLOCKS][4], float (&ds)[BLOCKS][4], const attention_call &a,
+                                           const lane_keys &own, const row_facts *facts, float scale_log2) {
+    int t = lane_id() % 4;
+#pragma unroll
+    for (int i = 0; i < BLOCKS; i++)
+#pragma unroll
+        for (int e = 0; e < 2; e++) {
+            int column = 8 * i + 2 * t + e;
+            row_facts fact = facts[column];
+            uint32_t bits = 5;
+            if (a.drop.threshold > 0)
+                bits = __shfl_sync(ALL_LANES, own.bits, column) >> own.shift;
+#pragma unroll
+            for (int half = 0; half < 2; half++) {
+                float &x = s[i][2 * half + e], &dx = ds[i][2 * half + e];
+                bool keep = bits >> 2 * half & 1;
+                float p = own.there[half] ? exp2_fast(fmaf(x, scale_log2, -fact.lse_log2)) : 0;
+                dx = p * ((keep ? dx * a.drop.scale : 0) - fact.sum);
+                x = keep ? p : 0;
+            }
+        }
+}
+
 /* dq of a tile of queries = scale ds^T k, in pieces of 16 queries and at most 32 columns. `stage` is a tile that nobody
  * reads any more. */
 template <typename SHAPE, typename T, int P>
@@ -65,24 +98,21 @@ __device__ inline void write_dq(T *dq, const attention_call &a, const head_rows 
                                 typename SHAPE::score_tile ds, typename SHAPE::key_tile keys,
                                 typename SHAPE::query_tile stage) {
     constexpr int COLUMNS = P < 32 ? P : 32, PIECES = SHAPE::QUERIES / 16 * (P / COLUMNS);
+#pragma unroll 1
     for (int piece = (int)threadIdx.x / WARP; piece < PIECES; piece += SHAPE::WARPS) {
         int row = piece % (SHAPE::QUERIES / 16) * 16, column = piece / (SHAPE::QUERIES / 16) * COLUMNS;
         if (first_query + row >= head.n)
             continue;
-        float out[COLUMNS / 8][4];
+        float out[1][COLUMNS / 8][4];
         set_zero(out);
 #pragma unroll 2
         for (int key = 0; key < SHAPE::KEYS; key += 16) {
-            fragment_a<T> own;
-            read_a_transposed(own, ds, key, row);
+            fragment_a<T> own[1];
+            read_a_transposed(own[0], ds, key, row);
             multiply_columns(out, own, keys, key / 8, column);
         }
-#pragma unroll
-        for (int i = 0; i < COLUMNS / 8; i++)
-#pragma unroll
-            for (int e = 0; e < 4; e++)
-                out[i][e] *= a.scale;
-        write_rows(rows_of(dq, a, head, first_query + row).from_column(column), out, stage, row, column);
+        scale_by(out, a.scale);
+        write_rows(rows_of(dq, a, head).from_row(first_query + row).from_column(column), out, stage, row, column);
     }
 }
 
@@ -95,7 +125,7 @@ __global__ void __launch_bounds__(keys_shape<T, P>::THREADS, keys_shape<T, P>::B
                           attention_call a) {
     using shape = keys_shape<T, P>;
     using query_tile = typename shape::query_tile;
-    constexpr int CHUNK = shape::CHUNK;
+    constexpr int M = shape::M, PART = shape::PART;
     DYNAMIC_SHARED(T, shared);
     if (is_tail_block(a)) {
         zero_tail(dq, a);
@@ -115,8 +145,8 @@ __global__ void __launch_bounds__(keys_shape<T, P>::THREADS, keys_shape<T, P>::B
     auto fill_stage = [&](int query) {
         int number = query / shape::QUERIES % shape::STAGES;
         T *stage = stages + number * shape::STAGE;
-        fill(query_tile{stage}, rows_of(q, a, head, query));
-        fill(query_tile{stage + query_tile::ELEMENTS}, rows_of(dy, a, head, query));
+        fill<shape::THREADS>(query_tile{stage}, rows_of(q, a, head).from_row(query));
+        fill<shape::THREADS>(query_tile{stage + query_tile::ELEMENTS}, rows_of(dy, a, head).from_row(query));
         for (int i = (int)threadIdx.x; i < shape::QUERIES; i += shape::THREADS) {
             bool there = query + i < head.n;
             copy_async<sizeof(row_facts)>(stage_facts + number * shape::QUERIES + i,
@@ -124,13 +154,17 @@ __global__ void __launch_bounds__(keys_shape<T, P>::THREADS, keys_shape<T, P>::B
         }
         copy_async_commit();
     };
-    fill(keys, rows_of(k, a, head, first_key));
-    fill(values, rows_of(v, a, head, first_key));
+    fill<shape::THREADS>(keys, rows_of(k, a, head).from_row(first_key));
+    fill<shape::THREADS>(values, rows_of(v, a, head).from_row(first_key));
     fill_stage(0);
 
-    int row = (int)threadIdx.x / WARP * 16, g = lane_id() / 4, t = lane_id() % 4;
+    int row = (int)threadIdx.x / WARP * 16 * M, g = lane_id() / 4;
     bool idle = first_key + row >= head.n && !whole;
-    float scale_log2 = a.scale * LOG2_E, sum_k[P / 8][4], sum_v[P / 8][4];
+    lane_keys own[M];
+#pragma unroll
+    for (int m = 0; m < M; m++)
+        own[m] = {{first_key + row + 16 * m + g < head.n, first_key + row + 16 * m + g + 8 < head.n}, 0, g % 4 * 8 + g / 4};
+    float scale_log2 = a.scale * LOG2_E, sum_k[M][P / 8][4], sum_v[M][P / 8][4];
     set_zero(sum_k);
     set_zero(sum_v);
     for (int query = 0; query < head.n; query += shape::QUERIES) {
@@ -144,53 +178,30 @@ __global__ void __launch_bounds__(keys_shape<T, P>::THREADS, keys_shape<T, P>::B
             fill_stage(query + shape::QUERIES);
         int number = query / shape::QUERIES % shape::STAGES;
         query_tile queries = {stages + number * shape::STAGE}, outputs = {queries.data + query_tile::ELEMENTS};
-        for (int chunk = 0; chunk < shape::QUERIES && !idle; chunk += CHUNK) {
-            /* s, p, ds [16 keys, CHUNK queries] */
-            const row_facts *chunk_facts = stage_facts + number * shape::QUERIES + chunk;
-            float s[CHUNK / 8][4], ds[CHUNK / 8][4];
+#pragma unroll 1
+        for (int part = 0; part < shape::QUERIES && !idle; part += PART) {
+            if (a.drop.threshold > 0)
+#pragma unroll
+                for (int m = 0; m < M; m++)
+                    own[m].bits = kept_bits(a, head, query + part + lane_id(), first_key + row + 16 * m);
+            float s[M][PART / 8][4], ds[M][PART / 8][4];
             set_zero(s);
             set_zero(ds);
+            multiply_tiles(s, keys, row, queries, part / 8);
+            multiply_tiles(ds, values, row, outputs, part / 8);
 #pragma unroll
-            for (int i = 0; i < P / 16; i++) {
-                fragment_a<T> own;
-                read_a(own, keys, row, 16 * i);
-                multiply_rows(s, own, queries, chunk / 8, 16 * i);
+            for (int m = 0; m < M; m++)
+                gradients_of_scores(s[m], ds[m], a, own[m], stage_facts + number * shape::QUERIES + part, scale_log2);
+#pragma unroll
+            for (int i = 0; i < PART / 8; i += 2) {
+                fragment_a<T> p[M], dp[M];
+                operands_of(p, s, i);
+                multiply_columns(sum_v, p, outputs, part / 8 + i, 0);
+                operands_of(dp, ds, i);
+                multiply_columns(sum_k, dp, queries, part / 8 + i, 0);
             }
-#pragma unroll
-            for (int i = 0; i < P / 16; i++) {
-                fragment_a<T> own;
-                read_a(own, values, row, 16 * i);
-                multiply_rows(ds, own, outputs, chunk / 8, 16 * i);
-            }
-            uint32_t bits = 0; /* of query chunk + lane */
-            if (a.drop.threshold > 0)
-                bits = kept_bits(a, head, query + chunk + lane_id(), first_key + row);
-#pragma unroll
-            for (int i = 0; i < CHUNK / 8; i++)
-#pragma unroll
-                for (int e = 0; e < 2; e++) {
-                    row_facts fact = chunk_facts[8 * i + 2 * t + e];
-                    uint32_t own_bits = 5;
-                    if (a.drop.threshold > 0)
-                        own_bits = __shfl_sync(ALL_LANES, bits, 8 * i + 2 * t + e) >> (g % 4 * 8 + g / 4);
-#pragma unroll
-                    for (int half = 0; half < 2; half++) {
-                        float &score = s[i][2 * half + e], &gradient = ds[i][2 * half + e];
-                        bool there = first_key + row + g + 8 * half < head.n;
-                        bool keep = own_bits >> 2 * half & 1;
-                        float p = there ? exp2_fast(fmaf(score, scale_log2, -fact.lse_log2)) : 0;
-                        gradient = p * ((keep ? gradient * a.drop.scale : 0) - fact.sum);
-                        score = keep ? p : 0;
-                    }
-                }
-#pragma unroll
-            for (int i = 0; i < CHUNK / 8; i += 2)
-                multiply_columns(sum_v, operand_of<T>(s[i], s[i + 1]), outputs, chunk / 8 + i, 0);
-#pragma unroll
-            for (int i = 0; i < CHUNK / 8; i += 2)
-                multiply_columns(sum_k, operand_of<T>(ds[i], ds[i + 1]), queries, chunk / 8 + i, 0);
             if (whole)
-                put(gradients, row, chunk, ds);
+                put(gradients, row, part, ds);
         }
         if (whole) {
             __syncthreads();
@@ -199,16 +210,11 @@ __global__ void __launch_bounds__(keys_shape<T, P>::THREADS, keys_shape<T, P>::B
     }
     if (first_key + row >= head.n)
         return;
-#pragma unroll
-    for (int i = 0; i < P / 8; i++)
-#pragma unroll
-        for (int e = 0; e < 4; e++) {
-            sum_v[i][e] *= a.drop.scale;
-            sum_k[i][e] *= a.scale;
-        }
+    scale_by(sum_v, a.drop.scale);
+    scale_by(sum_k, a.scale);
     /* only this warp reads these rows of the tile of values */
-    write_rows(rows_of(dv, a, head, first_key + row), sum_v, values, row, 0);
-    write_rows(rows_of(dk, a, head, first_key + row), sum_k, values, row, 0);
+    write_rows(rows_of(dv, a, head).from_row(first_key + row), sum_v, values, row, 0);
+    write_rows(rows_of(dk, a, head).from_row(first_key + row), sum_k, values, row, 0);
 }
 
 /* --- backward: dq of sequences whose keys are several blocks of the kernel above --- */
@@ -216,8 +222,8 @@ __global__ void __launch_bounds__(keys_shape<T, P>::THREADS, keys_shape<T, P>::B
 template <typename T, int P>
 struct queries_shape {
     static constexpr bool FLOATS = sizeof(T) == 4;
-    static constexpr int WARPS = FLOATS && P == 128 ? 2 : 4;
-    static constexpr int QUERIES = 16 * WARPS, THREADS = WARP * WARPS, BLOCKS_AT_ONCE = P == 128 || FLOATS ? 1 : 3;
+    static constexpr int WARPS = FLOATS && P == 128 ? 2 : 4, M = FLOATS || P == 128 ? 1 : 2;
+    static constexpr int QUERIES = 16 * M * WARPS, THREADS = WARP * WARPS, BLOCKS_AT_ONCE = FLOATS ? 1 : 2;
     static constexpr int KEYS = FLOATS && P == 128 ? 32 : 64, RUN = KEYS / 4;
     using query_tile = tile<T, QUERIES, P>;
     using key_tile = tile<T, KEYS, P, RUN>;
@@ -237,7 +243,7 @@ __global__ void __launch_bounds__(queries_shape<T, P>::THREADS, queries_shape<T,
     using shape = queries_shape<T, P>;
     using query_tile = typename shape::query_tile;
     using key_tile = typename shape::key_tile;
-    constexpr int BLOCKS = shape::KEYS / 8;
+    constexpr int BLOCKS = shape::KEYS / 16, M = shape::M; /* half a tile of scores in registers */
     DYNAMIC_SHARED(T, shared);
     head_rows head = head_of_block(a);
     int first_query = (int)blockIdx.x * shape::QUERIES;
@@ -247,22 +253,24 @@ __global__ void __launch_bounds__(queries_shape<T, P>::THREADS, queries_shape<T,
     T *stages = shared + 2 * query_tile::ELEMENTS;
     auto fill_stage = [&](int key) {
         T *stage = stages + key / shape::KEYS % shape::STAGES * 2 * key_tile::ELEMENTS;
-        fill(key_tile{stage}, rows_of(k, a, head, key));
-        fill(key_tile{stage + key_tile::ELEMENTS}, rows_of(v, a, head, key));
+        fill<shape::THREADS>(key_tile{stage}, rows_of(k, a, head).from_row(key));
+        fill<shape::THREADS>(key_tile{stage + key_tile::ELEMENTS}, rows_of(v, a, head).from_row(key));
         copy_async_commit();
     };
-    fill(queries, rows_of(q, a, head, first_query));
-    fill(outputs, rows_of(dy, a, head, first_query));
+    fill<shape::THREADS>(queries, rows_of(q, a, head).from_row(first_query));
+    fill<shape::THREADS>(outputs, rows_of(dy, a, head).from_row(first_query));
     fill_stage(0);
 
-    int row = (int)threadIdx.x / WARP * 16, query = first_query + row + lane_id() / 4;
+    int row = (int)threadIdx.x / WARP * 16 * M, query = first_query + row + lane_id() / 4;
     bool idle = first_query + row >= head.n;
-    row_facts fact[2] = {};
+    row_facts fact[M][2] = {};
 #pragma unroll
-    for (int half = 0; half < 2; half++)
-        if (query + 8 * half < head.n)
-            fact[half] = *facts_of(facts, a, head, query + 8 * half);
-    float scale_log2 = a.scale * LOG2_E, out[P / 8][4];
+    for (int m = 0; m < M; m++)
+#pragma unroll
+        for (int half = 0; half < 2; half++)
+            if (query + 16 * m + 8 * half < head.n)
+                fact[m][half] = *facts_of(facts, a, head, query + 16 * m + 8 * half);
+    float scale_log2 = a.scale * LOG2_E, out[M][P / 8][4];
     set_zero(out);
     for (int key = 0; key < head.n; key += shape::KEYS) {
         if (key > 0 && shape::STAGES == 1) {
@@ -278,44 +286,43 @@ __global__ void __launch_bounds__(queries_shape<T, P>::THREADS, queries_shape<T,
         T *stage = stages + key / shape::KEYS % shape::STAGES * 2 * key_tile::ELEMENTS;
         key_tile keys = {stage}, values = {stage + key_tile::ELEMENTS};
         int run = run_of_lane<shape::RUN>(key);
-        float s[BLOCKS][4], ds[BLOCKS][4];
-        set_zero(s);
-        set_zero(ds);
+        kept_run<shape::RUN> keep[M];
 #pragma unroll
-        for (int i = 0; i < P / 16; i++) {
-            fragment_a<T> own;
-            read_a(own, queries, row, 16 * i);
-            multiply_rows(s, own, keys, 0, 16 * i);
-        }
+        for (int m = 0; m < M && a.drop.threshold > 0; m++)
+            keep[m].make(a, head, query + 16 * m, run);
 #pragma unroll
-        for (int i = 0; i < P / 16; i++) {
-            fragment_a<T> own;
-            read_a(own, outputs, row, 16 * i);
-            multiply_rows(ds, own, values, 0, 16 * i);
-        }
-        if (key + shape::KEYS > head.n)
-            mask_keys<shape::RUN>(s, run, head.n, -INFINITY);
-        if (a.drop.threshold > 0)
-            drop_probabilities<shape::RUN>(ds, a, head, query, run);
+        for (int part = 0; part < shape::KEYS / 8; part += BLOCKS) {
+            float s[M][BLOCKS][4], ds[M][BLOCKS][4];
+            set_zero(s);
+            set_zero(ds);
+            multiply_tiles(s, queries, row, keys, part);
+            multiply_tiles(ds, outputs, row, values, part);
 #pragma unroll
-        for (int i = 0; i < BLOCKS; i++)
+            for (int m = 0; m < M; m++) {
+                if (key + shape::KEYS > head.n)
+                    mask_keys<shape::RUN>(s[m], run + 2 * part, head.n);
+                if (a.drop.threshold > 0)
+                    keep[m].apply(ds[m], part);
 #pragma unroll
-            for (int e = 0; e < 4; e++) {
-                float p = exp2_fast(fmaf(s[i][e], scale_log2, -fact[e / 2].lse_log2));
-                ds[i][e] = p * fmaf(ds[i][e], a.drop.scale, -fact[e / 2].sum);
+                for (int i = 0; i < BLOCKS; i++)
+#pragma unroll
+                    for (int e = 0; e < 4; e++) {
+                        float p = exp2_fast(fmaf(s[m][i][e], scale_log2, -fact[m][e / 2].lse_log2));
+                        ds[m][i][e] = p * fmaf(ds[m][i][e], a.drop.scale, -fact[m][e / 2].sum);
+                    }
             }
 #pragma unroll
-        for (int i = 0; i < BLOCKS; i += 2)
-            multiply_columns(out, operand_of<T>(ds[i], ds[i + 1]), keys, i, 0);
+            for (int i = 0; i < BLOCKS; i += 2) {
+                fragment_a<T> dp[M];
+                operands_of(dp, ds, i);
+                multiply_columns(out, dp, keys, part + i, 0);
+            }
+        }
     }
     if (idle)
         return;
-#pragma unroll
-    for (int i = 0; i < P / 8; i++)
-#pragma unroll
-        for (int e = 0; e < 4; e++)
-            out[i][e] *= a.scale;
-    write_rows(rows_of(dq, a, head, first_query + row), out, queries, row, 0);
+    scale_by(out, a.scale);
+    write_rows(rows_of(dq, a, head).from_row(first_query + row), out, queries, row, 0);
 }
 
 /* --- launching --- */
@@ -338,16 +345,14 @@ static status backward(struct cuda *cuda, const struct op_call *call) {
     if (rows > 0)
         LAUNCH((row_facts_kernel<T>), dim3((unsigned)((rows + 31) / 32)), dim3(256), 0, stream, dy, y,
                (const float *)call->in[5].data, facts, a);
-    auto keys_kernel = attention_keys_kernel<T, P>;
-    TRY(allow_shared(cuda, keys_kernel, shape::BYTES));
+    TRY(allow_shared(cuda, attention_keys_kernel<T, P>, shape::BYTES));
     dim3 grid(blocks_of(call->ragged->longest, shape::KEYS), (unsigned)a.heads, (unsigned)a.sequences + 1);
-    LAUNCH(keys_kernel, grid, dim3(shape::THREADS), shape::BYTES, stream, dy, q, k, v, facts, dq, dk, dv, a);
+    LAUNCH((attention_keys_kernel<T, P>), grid, dim3(shape::THREADS), shape::BYTES, stream, dy, q, k, v, facts, dq, dk, dv, a);
     if (call->ragged->longest <= shape::KEYS)
         return OK;
-    auto queries_kernel = attention_queries_kernel<T, P>;
-    TRY(allow_shared(cuda, queries_kernel, queries::BYTES));
+    TRY(allow_shared(cuda, attention_queries_kernel<T, P>, queries::BYTES));
     grid = dim3(blocks_of(call->ragged->longest, queries::QUERIES), (unsigned)a.heads, (unsigned)a.sequences);
-    LAUNCH(queries_kernel, grid, dim3(queries::THREADS), queries::BYTES, stream, dy, q, k, v, facts, dq, a);
+    LAUNCH((attention_queries_kernel<T, P>), grid, dim3(queries::THREADS), queries::BYTES, stream, dy, q, k, v, facts, dq, a);
     return OK;
 }
 

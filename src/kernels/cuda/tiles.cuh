@@ -41,23 +41,28 @@ struct matrix {
     __device__ matrix from_column(int column) const { return {data + column, stride, rows, columns - column, packs}; }
 };
 
-/* Tile <- the upper left of the matrix, by all threads. Packs are copied asynchronously: commit and wait. */
-template <typename TILE, typename T>
+/* Tile <- the upper left of the matrix, by all THREADS of the block. Packs are copied asynchronously: commit and wait. */
+template <int THREADS, typename TILE, typename T>
 __device__ inline void fill(TILE to, const matrix<T> &from) {
     using S = typename TILE::type;
-    constexpr int PACKS = TILE::COLUMNS / PACK<S>;
-    for (int i = (int)threadIdx.x; i < TILE::ROWS * PACKS; i += (int)blockDim.x) {
-        int row = i / PACKS, column = i % PACKS * PACK<S>;
-        const S *source = from.data + row * from.stride + column;
-        S *place = to.at(row, column);
-        if (from.packs) {
+    constexpr int PACKS = TILE::COLUMNS / PACK<S>, STEP = THREADS / PACKS;
+    static_assert(THREADS % PACKS == 0 && TILE::ROWS % STEP == 0, "a pack for each thread at a time");
+    if (!from.packs) {
+#pragma unroll 1
+        for (int i = (int)threadIdx.x; i < TILE::ROWS * TILE::COLUMNS; i += THREADS) {
+            int row = i / TILE::COLUMNS, column = i % TILE::COLUMNS;
             bool there = row < from.rows && column < from.columns;
-            copy_async<16>(place, there ? source : from.data, there);
-        } else {
-#pragma unroll
-            for (int e = 0; e < PACK<S>; e++)
-                place[e] = row < from.rows && column + e < from.columns ? source[e] : from_float<S>(0);
+            *to.at(row, column) = there ? from.data[row * from.stride + column] : from_float<S>(0);
         }
+        return;
+    }
+    int row = (int)threadIdx.x / PACKS, column = (int)threadIdx.x % PACKS * PACK<S>;
+    const S *source = from.data + row * from.stride + column;
+#pragma unroll
+    for (int i = 0; i < TILE::ROWS; i += STEP) {
+        bool there = row + i < from.rows && column < from.columns;
+        copy_async<16>(to.at(row + i, column), there ? source : from.data, there);
+        source += STEP * from.stride;
     }
 }
 
@@ -160,75 +165,120 @@ __device__ inline fragment_a<T> operand_of(const float (&left)[4], const float (
     return a;
 }
 
-/* --- products of a warp; results c[16, 8 BLOCKS] --- */
+/* Blocks `block` and `block` + 1 of each of M results. */
+template <typename T, int M, int BLOCKS>
+__device__ inline void operands_of(fragment_a<T> (&a)[M], const float (&c)[M][BLOCKS][4], int block) {
+#pragma unroll
+    for (int m = 0; m < M; m++)
+        a[m] = operand_of<T>(c[m][block], c[m][block + 1]);
+}
+
+/* --- products of a warp: results c[16 M, 8 BLOCKS], M times 16 rows that use each fragment of b together --- */
 
 /* c += a b^T: a are 16 columns, from `column` on, of a matrix; b the tile's blocks of rows from `block` on */
-template <int BLOCKS, typename TILE, typename T>
-__device__ inline void multiply_rows(float (&c)[BLOCKS][4], const fragment_a<T> &a, TILE tile, int block, int column) {
+template <int M, int BLOCKS, typename TILE, typename T>
+__device__ inline void multiply_rows(float (&c)[M][BLOCKS][4], const fragment_a<T> (&a)[M], TILE tile, int block,
+                                     int column) {
 #pragma unroll
     for (int i = 0; i < BLOCKS; i += 2) {
         fragment_b<T> b[2];
         read_b(b, tile, block + i, column);
-        multiply(c[i], a, b[0]);
-        multiply(c[i + 1], a, b[1]);
+#pragma unroll
+        for (int m = 0; m < M; m++) {
+            multiply(c[m][i], a[m], b[0]);
+            multiply(c[m][i + 1], a[m], b[1]);
+        }
     }
 }
 
 /* c += a b: the 16 columns of a are the tile's blocks of rows `block` and `block` + 1; b its columns from `column` on */
-template <int BLOCKS, typename TILE, typename T>
-__device__ inline void multiply_columns(float (&c)[BLOCKS][4], const fragment_a<T> &a, TILE tile, int block, int column) {
+template <int M, int BLOCKS, typename TILE, typename T>
+__device__ inline void multiply_columns(float (&c)[M][BLOCKS][4], const fragment_a<T> (&a)[M], TILE tile, int block,
+                                        int column) {
 #pragma unroll
     for (int i = 0; i < BLOCKS; i += 2) {
         fragment_b<T> b[2];
         read_b_transposed(b, tile, block, column + 8 * i);
-        multiply(c[i], a, b[0]);
-        multiply(c[i + 1], a, b[1]);
+#pragma unroll
+        for (int m = 0; m < M; m++) {
+            multiply(c[m][i], a[m], b[0]);
+            multiply(c[m][i + 1], a[m], b[1]);
+        }
     }
 }
 
-template <int BLOCKS>
-__device__ inline void set_zero(float (&c)[BLOCKS][4]) {
+/* c += a b^T for the whole of a: rows [row, row + 16 M) of a tile that has as many columns as b's */
+template <int M, int BLOCKS, typename TILE_A, typename TILE_B>
+__device__ inline void multiply_tiles(float (&c)[M][BLOCKS][4], TILE_A tile_a, int row, TILE_B tile_b, int block) {
 #pragma unroll
-    for (int i = 0; i < BLOCKS; i++)
+    for (int column = 0; column < TILE_A::COLUMNS; column += 16) {
+        fragment_a<typename TILE_A::type> a[M];
 #pragma unroll
-        for (int e = 0; e < 4; e++)
-            c[i][e] = 0;
+        for (int m = 0; m < M; m++)
+            read_a(a[m], tile_a, row + 16 * m, column);
+        multiply_rows(c, a, tile_b, block, column);
+    }
 }
 
-template <int BLOCKS, typename TILE>
-__device__ inline void put(TILE to, int row, int column, const float (&c)[BLOCKS][4]) {
+template <int M, int BLOCKS>
+__device__ inline void set_zero(float (&c)[M][BLOCKS][4]) {
+#pragma unroll
+    for (int m = 0; m < M; m++)
+#pragma unroll
+        for (int i = 0; i < BLOCKS; i++)
+#pragma unroll
+            for (int e = 0; e < 4; e++)
+                c[m][i][e] = 0;
+}
+
+template <int M, int BLOCKS>
+__device__ inline void scale_by(float (&c)[M][BLOCKS][4], float factor) {
+#pragma unroll
+    for (int m = 0; m < M; m++)
+#pragma unroll
+        for (int i = 0; i < BLOCKS; i++)
+#pragma unroll
+            for (int e = 0; e < 4; e++)
+                c[m][i][e] *= factor;
+}
+
+template <int M, int BLOCKS, typename TILE>
+__device__ inline void put(TILE to, int row, int column, const float (&c)[M][BLOCKS][4]) {
     int g = lane_id() / 4, t = lane_id() % 4;
 #pragma unroll
-    for (int i = 0; i < BLOCKS; i++)
+    for (int m = 0; m < M; m++)
 #pragma unroll
-        for (int half = 0; half < 2; half++) {
-            const float pair[2] = {c[i][2 * half], c[i][2 * half + 1]};
-            store(to.at(row + g + 8 * half, column + 8 * i + 2 * t), pair);
-        }
+        for (int i = 0; i < BLOCKS; i++)
+#pragma unroll
+            for (int half = 0; half < 2; half++) {
+                const float pair[2] = {c[m][i][2 * half], c[m][i][2 * half + 1]};
+                store(to.at(row + 16 * m + 8 * half + g, column + 8 * i + 2 * t), pair);
+            }
 }
 
 /* The upper left of the matrix <- c, by way of the rows and columns of a tile that no other warp uses: lanes hold pairs,
  * but whole packs are written. */
-template <int BLOCKS, typename TILE, typename T>
-__device__ inline void write_rows(const matrix<T> &to, const float (&c)[BLOCKS][4], TILE stage, int row, int column) {
-    constexpr int PACKS = 8 * BLOCKS / PACK<T>;
+template <int M, int BLOCKS, typename TILE, typename T>
+__device__ inline void write_rows(const matrix<T> &to, const float (&c)[M][BLOCKS][4], TILE stage, int row,
+                                  int column) {
+    constexpr int PACKS = 8 * BLOCKS / PACK<T>, COLUMNS = 8 * BLOCKS;
     __syncwarp();
     put(stage, row, column, c);
     __syncwarp();
-    for (int i = lane_id(); i < 16 * PACKS; i += WARP) {
-        int r = i / PACKS, at = i % PACKS * PACK<T>;
-        const T *from = stage.at(row + r, column + at);
-        T *place = to.data + r * to.stride + at;
-        if (r >= to.rows)
-            continue;
-        if (to.packs) {
-            if (at < to.columns)
-                *reinterpret_cast<pack<T, PACK<T>> *>(place) = *reinterpret_cast<const pack<T, PACK<T>> *>(from);
-        } else {
+    if (to.packs) {
 #pragma unroll
-            for (int e = 0; e < PACK<T>; e++)
-                if (at + e < to.columns)
-                    place[e] = from[e];
+        for (int i = lane_id(); i < 16 * M * PACKS; i += WARP) {
+            int r = i / PACKS, at = i % PACKS * PACK<T>;
+            if (r < to.rows && at < to.columns)
+                *reinterpret_cast<pack<T, PACK<T>> *>(to.data + r * to.stride + at) =
+                    *reinterpret_cast<const pack<T, PACK<T>> *>(stage.at(row + r, column + at));
+        }
+    } else {
+#pragma unroll 1
+        for (int i = lane_id(); i < 16 * M * COLUMNS; i += WARP) {
+            int r = i / COLUMNS, at = i % COLUMNS;
+            if (r < to.rows && at < to.columns)
+                to.data[r * to.stride + at] = *stage.at(row + r, column + at);
         }
     }
 }
