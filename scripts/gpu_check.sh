@@ -92,6 +92,7 @@ machine() {
     printf 'system\t%s\n' "$(uname -srm)"
     printf 'processor\t%s\n' "$(sed -n 's/^model name[^:]*: //p' /proc/cpuinfo | head -n 1), $(nproc) threads"
     printf 'toolkit\t%s\n' "$(toolkit | sed 's/^/CUDA /; s/^$/none/')"
+    [ "$EMU" = 0 ] || printf 'device\tthe CUDA emulator on the host: nothing here is a number of a GPU\n'
     if have_driver; then
         printf 'driver\t%s\n' "$(gpu_query driver_version | head -n 1), CUDA $(nvidia-smi | sed -n 's/.*CUDA Version: *\([0-9.]*\).*/\1/p')"
         gpu_query name,memory.total,clocks.sm,clocks.max.sm,clocks.max.mem,power.limit |
@@ -370,7 +371,7 @@ part_curve() {
     bad=
     row "BERT-tiny, $steps steps of 16 sequences of 64 tokens, AdamW, dropout 0.1 with the same masks, from the same weights on the same batches."
     row ""
-    row "| precision | loss at the start | CPU at the end | GPU at the end | largest relative difference | limit |"
+    row "| precision | loss at the start | CPU at the end | device at the end | largest relative difference | limit |"
     row "|---|---|---|---|---|---|"
     # The CPU backend's own curves, at other fusion levels, micro-batches and numbers of threads, stay within 1e-8 of this one's
     # (fp32) and 2e-4 (bf16), as measured. Another device sums in another order in every product and rounds other functions
@@ -398,7 +399,7 @@ compare_curves() { # PRECISION LIMIT
     # shellcheck disable=SC2086
     set -- "$1" "$2" $result
     row "| $1 | $3 | $4 | $5 | $6 | $2 |"
-    number "$1" "{\"steps\": $steps, \"start\": $3, \"cpu_end\": $4, \"gpu_end\": $5, \"largest_relative_difference\": $6, \"limit\": $2}"
+    number "$1" "{\"steps\": $steps, \"start\": $3, \"cpu_end\": $4, \"device_end\": $5, \"largest_relative_difference\": $6, \"limit\": $2}"
     [ "$7" = good ] || bad="${bad:+$bad; }$1: the loss differs by $6 of itself, limit $2"
 }
 
@@ -508,7 +509,7 @@ add_peer_rows() {
     row "| case | micro-batch | mode | sequences/s | berth / PyTorch |"
     row "|---|---|---|---|---|"
     [ -f "$OUT/parts/bench.tsv" ] || : >"$OUT/parts/bench.tsv"
-    awk 'NR == FNR { split($0, f, "\t"); ours[f[1]] = f[3]; next }
+    awk 'FILENAME == ARGV[1] { split($0, f, "\t"); ours[f[1]] = f[3]; next }
         $1 == "peer" { split($2, name, "@"); r = name[1] in ours ? sprintf("%.2f", ours[name[1]] / $4) : ""
             printf "| %s | %s | %s | %s | %s |\n", name[1], name[2], $3, $4, r }' "$OUT/parts/bench.tsv" "$OUT/parts/peer.txt" >>"$SECTION"
     grep '^note: ' "$OUT/parts/peer.txt" | sed 's/^note: /\n/' >>"$SECTION"
