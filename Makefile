@@ -110,13 +110,13 @@ $(call stamp,$(BUILD)/probe.stamp,$(PROBE_ENVIRONMENT))
 $(BUILD)/features.mk: scripts/probe.sh $(BUILD)/probe.stamp
 	@$(PROBE_ENVIRONMENT) sh scripts/probe.sh $(BUILD)
 include $(BUILD)/features.mk
+# nvcc's build and the emulator's
+ifdef HAVE_CUDA
+FEATURE_CFLAGS += -DBERTH_CUDA
+endif
 $(call stamp,$(BUILD)/flags.stamp,$(COMPILE) $(LINK_FLAGS) $(if $(HAVE_CUDA),$(COMPILE_CUDA) $(COMPILE_EMU) $(RACE_FLAGS)))
 $(call stamp,$(BUILD)/version.stamp,$(VERSION) $(COMMIT))
 $(call stamp,$(BUILD)/sources.stamp,$(SOURCES))
-endif
-
-ifneq ($(EMU),0)
-FEATURE_CFLAGS += -DBERTH_CUDA
 endif
 
 all: $(PROGRAM)

@@ -227,6 +227,7 @@ part_build() {
         SM=$(gpu_query compute_cap | head -n 1 | tr -d .)
     fi
     run_make all || failed "$(grep -E ' error:|^berth: |: \*\*\* |undefined reference|No such file' "$OUT/build.log" | head -n 1)"
+    ! "$BERTH" config | grep -q '^cuda: not in this build' || failed "$BERTH was built without the CUDA backend"
     row "\`$("$BERTH" --version)\`, architectures ${SM:-as the Makefile has them}${DEPS:+, packages from DEPS}"
     row ""
     row '```'
@@ -670,18 +671,18 @@ run_part() {
     timeout -k 10 $((limit * 60 - 15)) sh "$SELF" --inside "$part" >"$OUT/$part.log" 2>&1
     code=$?
     case $code in
-        0) result=passed ;;
-        77) result="not run" notes=$((notes + 1)) ;;
+        0) outcome=passed ;;
+        77) outcome="not run" notes=$((notes + 1)) ;;
         *)
-            result=failed failures=$((failures + 1))
+            outcome=failed failures=$((failures + 1))
             [ $code != 124 ] && [ $code != 137 ] || echo "stopped at its limit of $limit minutes" >"$OUT/parts/$part.why"
             [ -s "$OUT/parts/$part.why" ] || echo "ended with $code, the log says why" >"$OUT/parts/$part.why"
             ;;
     esac
-    printf '%s\t%s\t%s\n' "$result" $(($(date +%s) - began)) "$(git describe --always --dirty 2>/dev/null || echo unknown)" >"$OUT/parts/$part.status"
+    printf '%s\t%s\t%s\n' "$outcome" $(($(date +%s) - began)) "$(git describe --always --dirty 2>/dev/null || echo unknown)" >"$OUT/parts/$part.status"
     write_markdown
     write_json
-    echo "$part: $result$(sed '1s/^/: /; 2,$d' "$OUT/parts/$part.why" 2>/dev/null)"
+    echo "$part: $outcome$(sed '1s/^/: /; 2,$d' "$OUT/parts/$part.why" 2>/dev/null)"
 }
 
 EMU=${EMU:-0} DEPS=${DEPS:-} PEER=${PEER:-} SHARDS=${SHARDS:-} VOCAB=${VOCAB:-} TEXT=${TEXT:-build/quickstart/kjv.txt}
