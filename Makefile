@@ -12,7 +12,7 @@ PREFIX ?= /usr/local
 CUDA_HOME ?= /usr/local/cuda
 SANITIZE ?= 0
 EMU ?= 0
-# the CUDA backend does not have every operator yet
+# the CUDA backend takes nvcc minutes: CUDA=1 builds it
 CUDA ?= 0
 
 # --- what is built where ---

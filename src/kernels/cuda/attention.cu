@@ -1,26 +1,26 @@
 /* Fused attention over ragged sequences: scores and probabilities live only in registers, forward and backward.
  *
- * q, k, v, y and their gradients are [t, h·p]; one head of one sequence is n rows of p columns there. A block works on one
- * head of one sequence (gridDim.y, gridDim.z) and on a block of its queries or keys (gridDim.x, counted for the longest
- * sequence; blocks behind a sequence's end return). The blocks of one z more write the zeros behind the last token. Head
- * sizes of 16, 32, 64 and 128 are products of whole tiles; others are padded to the next of them with zeros in shared
- * memory. A warp has 16 rows of a product's result, and 16-bit types go through the tensor cores; floats are multiplied
- * as floats, to be exact rather than fast.
+ * q, k, v, y and their gradients are [t, h·p]; one head of one sequence is n rows of p columns there. A block works on
+ * one head of one sequence (gridDim.y, gridDim.z) and on a block of its queries or keys (gridDim.x, counted for the
+ * longest sequence; blocks behind a sequence's end return). The blocks of one z more write the zeros behind the last
+ * token. Head sizes of 16, 32, 64 and 128 are products of whole tiles; others are padded to the next of them with zeros
+ * in shared memory. A warp has 16 rows of a product's result, and 16-bit types go through the tensor cores; floats are
+ * multiplied as floats, to be exact rather than fast.
  *
  * Forward: a block keeps its queries' running maximum, sum and result in registers and walks over tiles of keys and
  * values, which are copied while the tile before is worked on.
  *
- * Backward: no float atomics, so that the bits do not depend on the order of blocks. Summing dq from every block of keys
- * would need them, or partial sums in memory. So a block owns 128 keys (64 or 32 where tiles are larger) and their dk and
- * dv, and walks over all queries. If the sequence has no more keys, as all of pretraining's sequences of 128, it also has
- * all that dq is the sum of, and writes it: five products, as few as there can be, and every operand read once. For longer
- * sequences a second kernel computes dq by blocks of queries: seven products, probabilities made twice. Keeping dq of 512
- * queries as floats in shared memory would take 128 KB and leave one block to a multiprocessor; partial sums in memory
- * would move more bytes than two products of bf16 take time.
+ * Backward: no float atomics, so that the bits do not depend on the order of blocks. Summing dq from every block of
+ * keys would need them, or partial sums in memory. So a block owns 128 keys (64 or 32 where tiles are larger) and their
+ * dk and dv, and walks over all queries. If the sequence has no more keys, as all of pretraining's sequences of 128, it
+ * also has all that dq is the sum of, and writes it: five products, as few as there can be, and every operand read
+ * once. For longer sequences a second kernel computes dq by blocks of queries: seven products, probabilities made
+ * twice. Keeping dq of 512 queries as floats in shared memory would take 128 KB and leave one block to a
+ * multiprocessor; partial sums in memory would move more bytes than two products of bf16 take time.
  *
- * Dropout: one call of Philox gives the 16 bytes of 16 neighbouring keys of a query. Forward and for dq, tiles of keys are
- * multiplied in runs (tiles.cuh) so that those 16 scores lie in one lane. For dk and dv, where keys are rows, a lane makes
- * the bytes of one query, and each lane takes its two keys' bits from the lane that has them. */
+ * Dropout: one call of Philox gives the 16 bytes of 16 neighbouring keys of a query. Forward and for dq, tiles of keys
+ * are multiplied in runs (tiles.cuh) so that those 16 scores lie in one lane. For dk and dv, where keys are rows, a
+ * lane makes the bytes of one query, and each lane takes its two keys' bits from the lane that has them. */
 #include "kernels/cuda/attention.cuh"
 
 /* --- forward --- */
@@ -40,7 +40,8 @@ struct forward_shape {
     static_assert(BYTES <= SHARED_MOST, "tiles too large");
 };
 
-/* Running maximum (of unscaled scores) and sum of the lane's two rows, g and g+8; the sum is of the lane's own columns. */
+/* Running maximum (of unscaled scores) and sum of the lane's two rows, g and g+8; the sum is of the lane's own columns.
+ */
 struct softmax_rows {
     float most[2], sum[2];
 };
@@ -86,8 +87,8 @@ __device__ inline void softmax_step(float (&s)[BLOCKS][4], softmax_rows &rows, f
 
 /* y = dropout(softmax(scale q k^T)) v, lse.
  *
- * Reads q once, k and v once for each block of QUERIES queries; writes y and lse once: 4 n p elements of a head where n is
- * at most QUERIES, and k and v from the L2 cache again for the other blocks. Grid (query blocks, h, b + 1); warps of
+ * Reads q once, k and v once for each block of QUERIES queries; writes y and lse once: 4 n p elements of a head where n
+ * is at most QUERIES, and k and v from the L2 cache again for the other blocks. Grid (query blocks, h, b + 1); warps of
  * 16 M queries. Shared memory: a tile of queries, STAGES tiles of keys and of values. */
 template <typename T, int P>
 __global__ void __launch_bounds__(forward_shape<T, P>::THREADS, forward_shape<T, P>::BLOCKS_AT_ONCE)
@@ -213,4 +214,3 @@ extern "C" status cuda_attention(struct cuda *cuda, const struct op_call *call) 
                                                      : forward<T, 128>(cuda, call));
     return OK;
 }
-

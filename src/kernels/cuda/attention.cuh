@@ -21,9 +21,9 @@ struct attention_call : ragged_heads {
 
 /* --- dropout --- */
 
-/* The four bytes of a word, 1 for those that keep their element. All are compared at once: added to a byte's lower seven
- * bits, `reach` carries into the eighth if they are at least the threshold's lower seven. A threshold below 128 is met by
- * that or by the byte's own eighth bit, a higher one only by both. */
+/* The four bytes of a word, 1 for those that keep their element. All are compared at once: added to a byte's lower
+ * seven bits, `reach` carries into the eighth if they are at least the threshold's lower seven. A threshold below 128
+ * is met by that or by the byte's own eighth bit, a higher one only by both. */
 __device__ inline uint32_t kept_of(uint32_t bytes, const attention_call &a) {
     uint32_t carry = (bytes & 0x7F7F7F7Fu) + a.reach;
     return ((carry & bytes) | ((carry | bytes) & a.either)) >> 7 & 0x01010101u;
@@ -96,10 +96,11 @@ __device__ inline void mask_keys(float (&s)[BLOCKS][4], int run, int n) {
 template <typename KERNEL>
 inline status allow_shared(struct cuda *cuda, KERNEL kernel, int bytes) {
     if (bytes > cuda_shared_limit(cuda))
-        return failed("attention needs %d bytes of shared memory in a block, but this device has %d: sm_80 or newer is needed",
-                      bytes, cuda_shared_limit(cuda));
-    return cuda_check(
-        cudaFuncSetAttribute((const void *)kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes), "shared memory");
+        return failed(
+            "attention needs %d bytes of shared memory in a block, but this device has %d: sm_80 or newer is needed",
+            bytes, cuda_shared_limit(cuda));
+    return cuda_check(cudaFuncSetAttribute((const void *)kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes),
+                      "shared memory");
 }
 
 /* `rows` is an operand [t, h·p]. */
@@ -117,8 +118,9 @@ inline status describe_call(const struct op_call *call, const struct operand *ro
     if (a->drop.threshold > 255)
         return failed("attention: a dropout of %g keeps nothing", (double)call->attr->probability);
     if (a->drop.threshold > 0 && call->heads * call->longest_position * key_blocks > (int64_t)UINT32_MAX)
-        return failed("attention: dropout counts up to 2^36 probabilities of a sequence, not %lld heads of %lld queries",
-                      (long long)call->heads, (long long)call->longest_position);
+        return failed(
+            "attention: dropout counts up to 2^36 probabilities of a sequence, not %lld heads of %lld queries",
+            (long long)call->heads, (long long)call->longest_position);
     return OK;
 }
 

@@ -9,8 +9,8 @@ struct row_facts {
 
 /* facts[h,t] from dy, y and lse: each is read once, 8 bytes a row and head written. Eight threads a row and head. */
 template <typename T>
-__global__ void __launch_bounds__(256) row_facts_kernel(const T *dy, const T *y, const float *lse, row_facts *facts,
-                                                        attention_call a) {
+__global__ void __launch_bounds__(256)
+    row_facts_kernel(const T *dy, const T *y, const float *lse, row_facts *facts, attention_call a) {
     int64_t at = ((int64_t)blockIdx.x * blockDim.x + threadIdx.x) / 8;
     bool there = at < a.tokens * a.heads;
     int64_t first = at * a.p; /* as hidden = h·p, rows and heads together are rows of p */
@@ -116,9 +116,10 @@ __device__ inline void write_dq(T *dq, const attention_call &a, const head_rows 
     }
 }
 
-/* Reads k and v once, q, dy and the facts once for each block of KEYS keys; writes dk and dv once, and dq if the sequence
- * has at most KEYS keys. Grid (key blocks, h, b + 1); warps of 16 keys. Shared memory: tiles of keys and values, STAGES
- * tiles of queries and of dy with the rows' facts, and the gradients of a tile's scores, from which dq is summed. */
+/* Reads k and v once, q, dy and the facts once for each block of KEYS keys; writes dk and dv once, and dq if the
+ * sequence has at most KEYS keys. Grid (key blocks, h, b + 1); warps of 16 keys. Shared memory: tiles of keys and
+ * values, STAGES tiles of queries and of dy with the rows' facts, and the gradients of a tile's scores, from which dq
+ * is summed. */
 template <typename T, int P>
 __global__ void __launch_bounds__(keys_shape<T, P>::THREADS, keys_shape<T, P>::BLOCKS_AT_ONCE)
     attention_keys_kernel(const T *dy, const T *q, const T *k, const T *v, const row_facts *facts, T *dq, T *dk, T *dv,
@@ -163,7 +164,8 @@ __global__ void __launch_bounds__(keys_shape<T, P>::THREADS, keys_shape<T, P>::B
     lane_keys own[M];
 #pragma unroll
     for (int m = 0; m < M; m++)
-        own[m] = {{first_key + row + 16 * m + g < head.n, first_key + row + 16 * m + g + 8 < head.n}, 0, g % 4 * 8 + g / 4};
+        own[m] = {
+            {first_key + row + 16 * m + g < head.n, first_key + row + 16 * m + g + 8 < head.n}, 0, g % 4 * 8 + g / 4};
     float scale_log2 = a.scale * LOG2_E, sum_k[M][P / 8][4], sum_v[M][P / 8][4];
     set_zero(sum_k);
     set_zero(sum_v);
@@ -234,8 +236,8 @@ struct queries_shape {
     static_assert(BYTES <= SHARED_MOST, "tiles too large");
 };
 
-/* Reads q, dy and the facts once, k and v once for each block of QUERIES queries; writes dq once. Grid (query blocks, h,
- * b); warps of 16 queries. Shared memory: tiles of queries and dy, STAGES tiles of keys and of values. */
+/* Reads q, dy and the facts once, k and v once for each block of QUERIES queries; writes dq once. Grid (query blocks,
+ * h, b); warps of 16 queries. Shared memory: tiles of queries and dy, STAGES tiles of keys and of values. */
 template <typename T, int P>
 __global__ void __launch_bounds__(queries_shape<T, P>::THREADS, queries_shape<T, P>::BLOCKS_AT_ONCE)
     attention_queries_kernel(const T *dy, const T *q, const T *k, const T *v, const row_facts *facts, T *dq,
@@ -347,12 +349,14 @@ static status backward(struct cuda *cuda, const struct op_call *call) {
                (const float *)call->in[5].data, facts, a);
     TRY(allow_shared(cuda, attention_keys_kernel<T, P>, shape::BYTES));
     dim3 grid(blocks_of(call->ragged->longest, shape::KEYS), (unsigned)a.heads, (unsigned)a.sequences + 1);
-    LAUNCH((attention_keys_kernel<T, P>), grid, dim3(shape::THREADS), shape::BYTES, stream, dy, q, k, v, facts, dq, dk, dv, a);
+    LAUNCH((attention_keys_kernel<T, P>), grid, dim3(shape::THREADS), shape::BYTES, stream, dy, q, k, v, facts, dq, dk,
+           dv, a);
     if (call->ragged->longest <= shape::KEYS)
         return OK;
     TRY(allow_shared(cuda, attention_queries_kernel<T, P>, queries::BYTES));
     grid = dim3(blocks_of(call->ragged->longest, queries::QUERIES), (unsigned)a.heads, (unsigned)a.sequences);
-    LAUNCH((attention_queries_kernel<T, P>), grid, dim3(queries::THREADS), queries::BYTES, stream, dy, q, k, v, facts, dq, a);
+    LAUNCH((attention_queries_kernel<T, P>), grid, dim3(queries::THREADS), queries::BYTES, stream, dy, q, k, v, facts,
+           dq, a);
     return OK;
 }
 

@@ -1,6 +1,6 @@
 /* Ragged sequences and their heads, as the kernels of attention see them: [t, h·p] tensors of which one head of one
- * sequence is n rows of p columns, and [h,e] matrices of which it has n x n entries. A block belongs to head blockIdx.y of
- * sequence blockIdx.z; the blocks of one z more write the zeros behind the last token. */
+ * sequence is n rows of p columns, and [h,e] matrices of which it has n x n entries. A block belongs to head blockIdx.y
+ * of sequence blockIdx.z; the blocks of one z more write the zeros behind the last token. */
 #ifndef BERTH_KERNELS_CUDA_HEADS_CUH
 #define BERTH_KERNELS_CUDA_HEADS_CUH
 
@@ -65,9 +65,16 @@ inline status heads_of(const struct op_call *call, const struct operand *rows, r
     if (ragged->sequences >= 65535 || call->heads > 65535)
         return failed("attention: %lld sequences of %lld heads: at most 65534 of 65535", (long long)ragged->sequences,
                       (long long)call->heads);
-    *heads = {ragged->starts,      ragged->square_starts, ragged->sequence_numbers, (int)ragged->sequences,
-              (int)call->heads,    (int)p,                rows->rows,               rows->padded_rows,
-              call->hidden,        packs};
+    *heads = {ragged->starts,
+              ragged->square_starts,
+              ragged->sequence_numbers,
+              (int)ragged->sequences,
+              (int)call->heads,
+              (int)p,
+              rows->rows,
+              rows->padded_rows,
+              call->hidden,
+              packs};
     return OK;
 }
 

@@ -23,11 +23,11 @@ struct product_tiles {
 };
 
 /* Reads a and b once for each tile of the result, from the L2 cache but for the first; writes y once, and zeros behind
- * the last token where y is [t, h·p]. Grid (tiles of the longest sequence, h, b + 1); shared memory: two stages of tiles of
- * a and b, and in the same place the result on its way out. */
+ * the last token where y is [t, h·p]. Grid (tiles of the longest sequence, h, b + 1); shared memory: two stages of
+ * tiles of a and b, and in the same place the result on its way out. */
 template <typename T, form FORM>
-__global__ void __launch_bounds__(THREADS) product_kernel(const T *a, const T *b, T *y, ragged_heads heads,
-                                                          int column_tiles) {
+__global__ void __launch_bounds__(THREADS)
+    product_kernel(const T *a, const T *b, T *y, ragged_heads heads, int column_tiles) {
     using tiles = product_tiles<T, FORM>;
     DYNAMIC_SHARED(T, shared);
     if (is_tail_block(heads)) {

@@ -1,6 +1,6 @@
 /* The instructions that CUDA C++ has no words for: matrices from shared memory, the tensor cores' product, asynchronous
- * copies. The only file with assembly. Each has a branch for the host (BERTH_EMU), where a warp's lanes exchange what the
- * hardware would pass between them, so that kernels run unchanged in tests/cudaemu.
+ * copies. The only file with assembly. Each has a branch for the host (BERTH_EMU), where a warp's lanes exchange what
+ * the hardware would pass between them, so that kernels run unchanged in tests/cudaemu.
  *
  * How a warp holds matrices (PTX ISA, "Matrix Fragments for mma.m16n8k16"), with g = lane / 4 and t = lane % 4:
  *
@@ -127,8 +127,8 @@ __device__ inline void multiply(float (&c)[4], const fragment_a<__half> &a, cons
 #endif
 }
 
-/* Floats: each lane gets the two rows of a from its own four lanes, and its two columns of b from the four lanes that hold
- * each: 64 shuffles for 64 fmaf, at about a quarter of the rate of floats. */
+/* Floats: each lane gets the two rows of a from its own four lanes, and its two columns of b from the four lanes that
+ * hold each: 64 shuffles for 64 fmaf, at about a quarter of the rate of floats. */
 __device__ inline void multiply(float (&c)[4], const fragment_a<float> &a, const fragment_b<float> &b) {
     int group = lane_id() / 4 * 4, left = lane_id() % 4 * 8;
 #pragma unroll 1 /* there are many of these products in a kernel */

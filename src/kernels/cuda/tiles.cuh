@@ -41,7 +41,8 @@ struct matrix {
     __device__ matrix from_column(int column) const { return {data + column, stride, rows, columns - column, packs}; }
 };
 
-/* Tile <- the upper left of the matrix, by all THREADS of the block. Packs are copied asynchronously: commit and wait. */
+/* Tile <- the upper left of the matrix, by all THREADS of the block. Packs are copied asynchronously: commit and wait.
+ */
 template <int THREADS, typename TILE, typename T>
 __device__ inline void fill(TILE to, const matrix<T> &from) {
     using S = typename TILE::type;
@@ -96,7 +97,8 @@ __device__ inline void read_a_transposed(fragment_a<T> &a, TILE from, int row, i
     }
 }
 
-/* Two b[16,8]: their columns are the tile's blocks of rows `block` and `block` + 1, their rows its columns from `column`. */
+/* Two b[16,8]: their columns are the tile's blocks of rows `block` and `block` + 1, their rows its columns from
+ * `column`. */
 template <typename TILE, typename T>
 __device__ inline void read_b(fragment_b<T> (&b)[2], TILE from, int block, int column) {
     if constexpr (sizeof(T) == 2) {
@@ -114,14 +116,14 @@ __device__ inline void read_b(fragment_b<T> (&b)[2], TILE from, int block, int c
     }
 }
 
-/* Two b[16,8]: their rows are the tile's blocks of rows `block` and `block` + 1, their columns 16 of its from `column`. */
+/* Two b[16,8]: their rows are the tile's blocks of rows `block` and `block` + 1, their columns 16 of its from `column`.
+ */
 template <typename TILE, typename T>
 __device__ inline void read_b_transposed(fragment_b<T> (&b)[2], TILE from, int block, int column) {
     if constexpr (sizeof(T) == 2) {
         int lane = lane_id();
         uint32_t words[4];
-        load_matrices_transposed(words,
-                                 from.at(TILE::row_of(block + lane / 8 % 2, lane % 8), column + lane / 16 * 8));
+        load_matrices_transposed(words, from.at(TILE::row_of(block + lane / 8 % 2, lane % 8), column + lane / 16 * 8));
 #pragma unroll
         for (int i = 0; i < 4; i++)
             b[i / 2].at[i % 2] = words[i];
@@ -191,7 +193,8 @@ __device__ inline void multiply_rows(float (&c)[M][BLOCKS][4], const fragment_a<
     }
 }
 
-/* c += a b: the 16 columns of a are the tile's blocks of rows `block` and `block` + 1; b its columns from `column` on */
+/* c += a b: the 16 columns of a are the tile's blocks of rows `block` and `block` + 1; b its columns from `column` on
+ */
 template <int M, int BLOCKS, typename TILE, typename T>
 __device__ inline void multiply_columns(float (&c)[M][BLOCKS][4], const fragment_a<T> (&a)[M], TILE tile, int block,
                                         int column) {
@@ -256,8 +259,8 @@ __device__ inline void put(TILE to, int row, int column, const float (&c)[M][BLO
             }
 }
 
-/* The upper left of the matrix <- c, by way of the rows and columns of a tile that no other warp uses: lanes hold pairs,
- * but whole packs are written. */
+/* The upper left of the matrix <- c, by way of the rows and columns of a tile that no other warp uses: lanes hold
+ * pairs, but whole packs are written. */
 template <int M, int BLOCKS, typename TILE, typename T>
 __device__ inline void write_rows(const matrix<T> &to, const float (&c)[M][BLOCKS][4], TILE stage, int row,
                                   int column) {
