@@ -12,7 +12,7 @@ PREFIX ?= /usr/local
 CUDA_HOME ?= /usr/local/cuda
 SANITIZE ?= 0
 EMU ?= 0
-# the CUDA backend does not have every operator yet
+# the CUDA backend takes nvcc minutes: CUDA=1 builds it
 CUDA ?= 0
 
 # --- what is built where ---
@@ -110,13 +110,13 @@ $(call stamp,$(BUILD)/probe.stamp,$(PROBE_ENVIRONMENT))
 $(BUILD)/features.mk: scripts/probe.sh $(BUILD)/probe.stamp
 	@$(PROBE_ENVIRONMENT) sh scripts/probe.sh $(BUILD)
 include $(BUILD)/features.mk
+# nvcc's build and the emulator's
+ifdef HAVE_CUDA
+FEATURE_CFLAGS += -DBERTH_CUDA
+endif
 $(call stamp,$(BUILD)/flags.stamp,$(COMPILE) $(LINK_FLAGS) $(if $(HAVE_CUDA),$(COMPILE_CUDA) $(COMPILE_EMU) $(RACE_FLAGS)))
 $(call stamp,$(BUILD)/version.stamp,$(VERSION) $(COMMIT))
 $(call stamp,$(BUILD)/sources.stamp,$(SOURCES))
-endif
-
-ifneq ($(EMU),0)
-FEATURE_CFLAGS += -DBERTH_CUDA
 endif
 
 all: $(PROGRAM)
@@ -225,6 +225,7 @@ help:
 	@echo "make install      PREFIX=/usr/local DESTDIR=     make uninstall"
 	@echo "make bench-data   preparing data beside other programs (TEXT=FILE)"
 	@echo "make bench-cpu    training steps beside PyTorch's (CASES=\"base-128-bf16 …\", PEER=PYTHON)"
+	@echo "sh scripts/gpu_check.sh                 everything that needs a GPU, with a report"
 	@echo "Features: DEFLATE ZSTD ONEDNN OPENMP MPI CUDA NCCL = 0 (leave out) or 1 (must be there); sh scripts/check.sh checks everything."
 
 # data preparation beside its peers; build/venv is made by scripts/check.sh
@@ -236,11 +237,17 @@ bench-data: $(PROGRAM)
 
 include tests/cudaemu/emu.mk
 
-# whole training steps beside PyTorch's; PEER: a Python with torch and transformers
-PEER ?= build/venv/bin/python
-bench-cpu: $(PROGRAM)
-	@test -x $(PEER) || { echo "bench-cpu: $(PEER) is not there: run scripts/check.sh first, or say PEER=PYTHON with torch, transformers and h5py" >&2; exit 2; }
-	@$(PEER) scripts/bench_cpu.py $(PROGRAM) $(CASES)
+# whole training steps beside PyTorch's; PEER: a Python with torch, transformers, h5py and numpy. Not given: one is made with the
+# newest of them, some gigabytes
+PEER ?= build/peer/bin/python
+bench-cpu: $(PROGRAM) $(if $(filter build/peer/bin/python,$(PEER)),build/peer/ready)
+	@test -x "$$(command -v $(PEER))" || { echo "bench-cpu: $(PEER) is not there: say PEER=PYTHON with torch, transformers, h5py and numpy, or nothing, and one is made" >&2; exit 2; }
+	@$(PEER) scripts/bench_step.py $(PROGRAM) $(CASES)
+
+build/peer/ready:
+	@echo "bench-cpu: making build/peer (torch, transformers, h5py, numpy)" >&2
+	@rm -rf build/peer && python3 -m venv build/peer && build/peer/bin/pip install -q torch transformers h5py numpy >build/peer.log 2>&1 && touch $@ || \
+	    { tail -n 5 build/peer.log; echo "bench-cpu: build/peer could not be made: say PEER=PYTHON" >&2; exit 1; }
 
 .SECONDARY:
 .PHONY: all emu check-emu tests print-tests check check-layers format-check nvcc-check install uninstall features clean help bench-data bench-cpu

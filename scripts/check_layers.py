@@ -42,6 +42,7 @@ C_AND_POSIX = set(
     "stdio stdlib stdnoreturn string tgmath time "
     "dirent fcntl glob fnmatch poll pthread sched semaphore spawn strings syslog termios unistd "
     "sys/file sys/ioctl sys/mman sys/resource sys/stat sys/syscall sys/time sys/types sys/wait sys/sysinfo".split())
+CUDA_CPP = {"type_traits"}  # C++ headers; kernels/cuda only
 INTRINSICS = {"immintrin.h", "x86intrin.h", "arm_neon.h", "cpuid.h"}  # kernels/cpu only
 
 INCLUDE = re.compile(r'^\s*#\s*include\s*(<[^>]+>|"[^"]+"|\S+)')
@@ -63,6 +64,8 @@ def fault(path, included, own):
             if re.match(pattern, included):
                 allowed = any(path == place or path.startswith(place + "/") for place in places)
                 return None if allowed else f"<{included}> belongs to {' and '.join(places)}"
+        if included in CUDA_CPP:
+            return None if folder == "kernels/cuda" else f"<{included}> belongs to kernels/cuda"
         if included in INTRINSICS:
             return None if folder == "kernels/cpu" else f"<{included}> belongs to kernels/cpu"
         return None if included[:-2] in C_AND_POSIX else f"<{included}> is neither C, POSIX nor in this script's table"

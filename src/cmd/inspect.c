@@ -114,22 +114,28 @@ static status print_folder(const char *folder) {
 
 status cmd_inspect(int argc, char **argv) {
     static const char usage[] =
-        "Usage: berth inspect PATH [--vocab FILE]\n\n"
+        "Usage: berth inspect PATH [--vocab FILE] [--order N [--seed K]]\n\n"
         "PATH is a shard (its data sets and a decoded sample), a run folder (its latest checkpoint), a checkpoint or "
         "any\n"
         "HuggingFace BERT folder (configuration, tensors with shapes and norms, where training stands), or a\n"
         ".safetensors file.\n";
     const char *vocab = NULL;
+    int64_t order = 0, seed = 42;
     const struct option options[] = {
-        {"--vocab", OPTION_STRING, &vocab, "FILE", "vocabulary that decodes the sample of a shard", 0, 0, 0}};
+        {"--vocab", OPTION_STRING, &vocab, "FILE", "vocabulary that decodes the sample of a shard", 0, 0, 0},
+        {"--order", OPTION_INT, &order, "N", "file and sequence of the first N samples that training takes; 0: no", 0,
+         9e15, 0},
+        {"--seed", OPTION_INT, &seed, "K", "of that order: train.seed", 0, 9e15, 0}};
     struct option_list paths = {0};
     int help = 0;
-    TRY(options_parse(argc, argv, usage, options, 1, &paths, &help));
+    TRY(options_parse(argc, argv, usage, options, sizeof options / sizeof *options, &paths, &help));
     if (help)
         return OK;
     if (paths.count != 1)
         return bad_input("inspect: expected one PATH, got %d: see berth inspect --help", paths.count);
     const char *path = paths.items[0];
+    if (order)
+        return inspect_order(path, order, (uint64_t)seed);
     if (ends_with(path, ".safetensors") && file_exists(path))
         return print_tensors(path);
     if (!folder_exists(path))

@@ -3,6 +3,7 @@
 #include <stdio.h>
 
 #include "data/reader.h"
+#include "data/sampler.h"
 #include "data/wordpiece.h"
 
 struct totals {
@@ -83,4 +84,25 @@ status inspect_shard(const char *path, const char *vocab_path) {
     if (vocab)
         vocab_free(vocab);
     return code;
+}
+
+static void print_draw(const struct dataset *view, int64_t sample) {
+    int64_t shard = 0;
+    for (; sample >= view->shards[shard].rows; shard++)
+        sample -= view->shards[shard].rows;
+    printf("%s %lld\n", view->shards[shard].path, (long long)sample);
+}
+
+status inspect_order(const char *path, int64_t count, uint64_t seed) {
+    struct dataset *dataset;
+    struct mixture mixture;
+    struct draw draw;
+    TRY(dataset_open("inspect", path, false, &dataset));
+    mixture_open(&mixture, dataset, seed, true, true);
+    mixture_seek(&mixture, 0, 0);
+    for (; count > 0 && mixture_draw(&mixture, &draw); count--)
+        print_draw(&mixture.views[draw.source], draw.sample);
+    mixture_close(&mixture);
+    dataset_free(dataset);
+    return OK;
 }

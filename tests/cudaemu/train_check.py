@@ -3,7 +3,8 @@
 
 The losses must be equal but for rounding, at every fusion level, in fp32 and in bf16, with AdamW and with LAMB. Both run the
 same function of the same seed: what differs is the order of sums, some 2^-24 of a value each (fp32), or what is stored between
-two operators (bf16: 2^-9). Over twenty steps the CPU backend's own levels differ by less than half of these limits."""
+two operators (bf16: 2^-9). The limits are
+some ten times what was seen (3e-8 and 1.1e-4), a hundredth of what a wrong mask or gradient makes of the loss."""
 import json
 import os
 import subprocess
@@ -13,17 +14,16 @@ import tempfile
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), ".."))
 from made_text import text_and_shards
 
-STEPS = 20
-# fusion level, precision, optimizer, relative difference of the loss of a step
-CASES = [("full", "fp32", "adamw", 2e-6), ("full", "bf16", "adamw", 4e-3), ("full", "fp32", "lamb", 2e-6),
-         ("none", "fp32", "adamw", 2e-6), ("paper", "bf16", "adamw", 4e-3)]
+# fusion level, precision, optimizer, steps, relative difference of the loss of a step
+CASES = [("full", "fp32", "adamw", 20, 5e-7), ("full", "bf16", "lamb", 20, 2e-3), ("none", "fp32", "adamw", 4, 5e-7),
+         ("paper", "bf16", "adamw", 4, 2e-3)]
 
 
 def losses(program, device, folder, case):
-    fuse, precision, optimizer, _ = case
+    fuse, precision, optimizer, steps, _ = case
     run = f"{folder}/{device}"
     command = [program, "train", "configs/bert-tiny.ini", f"model.vocab={folder}/vocab.txt", f"data.train={folder}/shards/train",
-               "data.seq_len=32", "train.global_batch=6", "train.micro_batch=3", f"train.steps={STEPS}",
+               "data.seq_len=32", "train.global_batch=6", "train.micro_batch=3", f"train.steps={steps}",
                "optim.lr=1e-3", f"train.fuse={fuse}", f"train.precision={precision}", f"optim.name={optimizer}", "checkpoint.every=0",
                f"checkpoint.dir={run}", f"device.type={device}", "device.peak_tflops=1", "model.hidden_act=gelu_new"]
     subprocess.run(["rm", "-rf", run], check=True)
@@ -41,9 +41,9 @@ def main():
         for case in CASES:
             ours, theirs = losses(program, "cpu", folder, case), losses(emulated, "cuda", folder, case)
             worst = max(abs(a - b) / abs(a) for a, b in zip(ours, theirs))
-            good = len(ours) == len(theirs) == STEPS and ours[-1] < ours[0] and worst <= case[-1]
+            good = len(ours) == len(theirs) == case[3] and ours[-1] < ours[0] and worst <= case[-1]
             failed |= not good
-            print(f"{'ok' if good else 'FAILED'}: fuse {case[0]}, {case[1]}, {case[2]}: {STEPS} steps, loss {ours[0]:.4f} to {ours[-1]:.4f}, "
+            print(f"{'ok' if good else 'FAILED'}: fuse {case[0]}, {case[1]}, {case[2]}: {case[3]} steps, loss {ours[0]:.4f} to {ours[-1]:.4f}, "
                   f"largest relative difference {worst:.2g} (limit {case[-1]:.2g})", flush=True)
     sys.exit(failed)
 

@@ -449,21 +449,18 @@ static double root_mean_square(const struct ref_operand *operand) {
 
 static double unit_of(enum dtype dtype) { return dtype == BF16 ? 0x1p-8 : dtype == F16 ? 0x1p-11 : 0; }
 
-/* What cuBLASLt makes of operators that the table counts as one: results that are stored before they are activated, biases
- * in the compute dtype, and sums that are stored twice between three products, each half a unit of a number that may be
- * five root mean squares large. And what tensor cores need in attention: probabilities, and gradients of scores, in the
- * compute dtype; where one key has most of a query, these gradients are many root mean squares large. */
+/* What tensor cores and cuBLASLt make of operators that the table counts as one: results that are stored before they
+ * are activated, biases in the compute dtype, and sums that are stored twice between three products, each half a unit
+ * of a number that may be five root mean squares large. */
 static int library_roundings(enum op op) {
     if (!test_on_cuda())
         return 0;
     switch (op) {
-        case OP_attention_dx:
-            return 8;
-        case OP_attention:
-            return 2;
         case OP_qkv_dx:
         case OP_qkv_linear_dx:
             return 5;
+        case OP_attention:
+        case OP_attention_dx:
         case OP_linear_act:
             return 2;
         case OP_linear_bias:
@@ -476,6 +473,18 @@ static int library_roundings(enum op op) {
     }
 }
 
+/* What stands behind a rounding inside fused attention, which multiplies rounded numbers by the inputs, of which the
+ * largest are some three root mean squares: forward the probabilities, which sum to one (half a unit each, so 1 here is
+ * 2 halves); backward the gradients of the scores, as large as attr.scale x sqrt(head size) products, of the score
+ * itself and, through the row sums, of the stored y. */
+static double size_of_inputs(const struct sides *sides) {
+    const struct ref_call *call = &sides->ref;
+    double inputs = root_mean_square(&call->in[0]);
+    if (call->op == OP_attention_dx)
+        return 3 * inputs * call->attr.scale * sqrt((double)(call->hidden / call->heads));
+    return call->op == OP_attention ? inputs : 0;
+}
+
 static void compare(const struct sides *sides, const struct op_case *c, const char *where) {
     const struct op_info *info = op_info(c->op);
     for (int o = 0; o < info->outputs; o++) {
@@ -483,7 +492,7 @@ static void compare(const struct sides *sides, const struct op_case *c, const ch
         const struct ref_operand *want = &sides->ref.out[o];
         int64_t count = want->rows * want->columns, all = want->padded_rows * want->columns;
         double typical = fmax(root_mean_square(want), c->terms * root_mean_square(&sides->ref.in[0]));
-        double unit = unit_of(got->dtype);
+        double unit = unit_of(got->dtype), of_inputs = size_of_inputs(sides);
         for (int64_t at = 0; at < all; at++) {
             double value = get(sides->result[o], got->dtype, at), expected = at >= count         ? 0
                                                                              : got->dtype == I32 ? want->i[at]
@@ -492,7 +501,8 @@ static void compare(const struct sides *sides, const struct op_case *c, const ch
             double bound = at >= count || got->dtype == I32 || got->dtype == U8
                                ? 0
                                : c->growth * 0x1p-24 * size + unit * 1.01 * fabs(expected) +
-                                     (c->roundings + library_roundings(c->op)) * unit_of(sides->ref.compute) * size;
+                                     (c->roundings + library_roundings(c->op)) * unit_of(sides->ref.compute) *
+                                         fmax(size, of_inputs);
             if (!(fabs(value - expected) <= bound))
                 fail_msg("%s, %s, output %s, element %lld (row %lld of %lld): %.9g, expected %.9g within %.2g",
                          info->name, where, info->out[o].name, (long long)at, (long long)(at / want->columns),

@@ -33,8 +33,7 @@ __device__ inline float tanh_slope(float x) {
 /* x = act(x) */
 template <int N>
 __device__ inline void activate(enum activation act, float (&x)[N]) {
-#define EACH(expression)        \
-    _Pragma("unroll") for (int i = 0; i < N; i++) expression
+#define EACH(expression) _Pragma("unroll") for (int i = 0; i < N; i++) expression
     switch (act) {
         case ACT_GELU:
             EACH(x[i] = gelu(x[i]));

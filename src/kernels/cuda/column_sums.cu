@@ -1,5 +1,5 @@
-/* Gradients of vectors: sums over rows, some of them of what the same pass makes. A thread keeps its columns, 8 or 1, and
- * walks down the rows; see column_sums.cuh for how blocks' sums come together. */
+/* Gradients of vectors: sums over rows, some of them of what the same pass makes. A thread keeps its columns, 8 or 1,
+ * and walks down the rows; see column_sums.cuh for how blocks' sums come together. */
 #include "kernels/cuda/column_sums.cuh"
 
 #include "kernels/cuda/activation.cuh"
@@ -12,8 +12,8 @@ struct sum_outputs {
     float *data[3];
 };
 
-/* A block adds 32 columns of sum blockIdx.y: thread row r takes blocks r, r + 32, …; then the 32 results in order. Reads
- * every partial sum once, writes (and with `accumulate` reads) the columns. */
+/* A block adds 32 columns of sum blockIdx.y: thread row r takes blocks r, r + 32, …; then the 32 results in order.
+ * Reads every partial sum once, writes (and with `accumulate` reads) the columns. */
 __global__ void __launch_bounds__(WARP *ADDERS)
     add_partials_kernel(const partials from, const sum_outputs out, bool accumulate) {
     __shared__ float of_row[ADDERS][WARP];

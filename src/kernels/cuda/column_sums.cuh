@@ -1,5 +1,5 @@
-/* Sums over rows without atomics: every block adds up its rows and leaves a partial sum for each column in the workspace,
- * and a second kernel adds those in a fixed order. The same device gives the same bits every time. */
+/* Sums over rows without atomics: every block adds up its rows and leaves a partial sum for each column in the
+ * workspace, and a second kernel adds those in a fixed order. The same device gives the same bits every time. */
 #ifndef BERTH_KERNELS_CUDA_COLUMN_SUMS_CUH
 #define BERTH_KERNELS_CUDA_COLUMN_SUMS_CUH
 
@@ -21,8 +21,8 @@ status partials_new(struct cuda *cuda, const struct op_call *call, int sums, int
 status add_partials(struct cuda *cuda, const struct op_call *call, const partials &from, int sums,
                     const struct operand *out);
 
-/* A block's warps hold sums of the same columns: adds them in order, and stores them as the block's partial sums from sum
- * `first_sum` on. All threads of a tile (items.cuh) call it. */
+/* A block's warps hold sums of the same columns: adds them in order, and stores them as the block's partial sums from
+ * sum `first_sum` on. All threads of a tile (items.cuh) call it. */
 template <int N, int SUMS>
 __device__ inline void store_tile_sums(const float (&sums)[SUMS][N], const partials &to, int64_t first_sum) {
     __shared__ float of_warp[TILE_WARPS][WARP * N];

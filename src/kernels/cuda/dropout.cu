@@ -5,8 +5,8 @@
 constexpr int PIECE = 16 * WARP;
 using piece_bytes = row_bytes<1, 16, 1>;
 
-/* Elements [begin, end) of x, at `at` in the random stream: y = kept ? scale x : 0, mask = kept. The bytes of a piece are
- * made in shared memory, since its elements need not begin where a counter does. */
+/* Elements [begin, end) of x, at `at` in the random stream: y = kept ? scale x : 0, mask = kept. The bytes of a piece
+ * are made in shared memory, since its elements need not begin where a counter does. */
 template <typename T, int N>
 __device__ inline void drop_row(piece_bytes &room, const dropout &drop, place at, const T *x, T *y, uint8_t *mask,
                                 int64_t begin, int64_t end) {
@@ -69,11 +69,11 @@ constexpr int DROPOUT_BLOCKS = 16; /* a multiprocessor */
 extern "C" status cuda_dropout(struct cuda *cuda, const struct op_call *call) {
     const struct operand *y = &call->out[0];
     unsigned grid = blocks_for(cuda, ceil_div(y->padded_rows, GROUPS<1>), DROPOUT_BLOCKS);
-    WITH_STORAGE(y->dtype, WITH_ITEMS(operands_aligned(call),
-                                      LAUNCH((dropout_kernel<T, N>), grid, ROW_THREADS<1>, 0, cuda_stream(cuda),
-                                             dropout_of(call), token_places_of(call), (const T *)call->in[0].data,
-                                             (T *)y->data, (uint8_t *)call->out[1].data, y->rows, y->padded_rows,
-                                             y->columns)));
+    WITH_STORAGE(y->dtype,
+                 WITH_ITEMS(operands_aligned(call),
+                            LAUNCH((dropout_kernel<T, N>), grid, ROW_THREADS<1>, 0, cuda_stream(cuda), dropout_of(call),
+                                   token_places_of(call), (const T *)call->in[0].data, (T *)y->data,
+                                   (uint8_t *)call->out[1].data, y->rows, y->padded_rows, y->columns)));
     return OK;
 }
 

@@ -97,10 +97,10 @@ __global__ void __launch_bounds__(FLAT_THREADS) scale_kernel(float scale, const 
 extern "C" status cuda_attn_scale(struct cuda *cuda, const struct op_call *call) {
     const struct operand *y = &call->out[0];
     line n = line_of(y);
-    WITH_STORAGE(y->dtype, WITH_ITEMS(operands_aligned(call),
-                                      LAUNCH((scale_kernel<T, N>), flat_grid(cuda, n.padded, N), FLAT_THREADS, 0,
-                                             cuda_stream(cuda), call->attr->scale, (const T *)call->in[0].data,
-                                             (T *)y->data, n)));
+    WITH_STORAGE(y->dtype,
+                 WITH_ITEMS(operands_aligned(call), LAUNCH((scale_kernel<T, N>), flat_grid(cuda, n.padded, N),
+                                                           FLAT_THREADS, 0, cuda_stream(cuda), call->attr->scale,
+                                                           (const T *)call->in[0].data, (T *)y->data, n)));
     return OK;
 }
 
@@ -221,11 +221,10 @@ extern "C" status cuda_brd(struct cuda *cuda, const struct op_call *call) {
     const struct operand *h = &call->out[0];
     if (h->padded_rows * h->columns == 0)
         return OK;
-    WITH_STORAGE(h->dtype,
-                 WITH_ITEMS(rows_packed(call, h->columns),
-                            LAUNCH((bias_act_kernel<T, N>), tile_grid(cuda, h->padded_rows, h->columns, N, 1),
-                                   tile_block(), 0, cuda_stream(cuda), call->attr->act, (const T *)call->in[0].data,
-                                   (const float *)call->in[1].data, (T *)h->data, (T *)call->out[1].data, h->rows,
-                                   h->padded_rows, h->columns)));
+    WITH_STORAGE(h->dtype, WITH_ITEMS(rows_packed(call, h->columns),
+                                      LAUNCH((bias_act_kernel<T, N>), tile_grid(cuda, h->padded_rows, h->columns, N, 1),
+                                             tile_block(), 0, cuda_stream(cuda), call->attr->act,
+                                             (const T *)call->in[0].data, (const float *)call->in[1].data, (T *)h->data,
+                                             (T *)call->out[1].data, h->rows, h->padded_rows, h->columns)));
     return OK;
 }

@@ -88,8 +88,8 @@ __device__ inline void store_zeros(T *to) {
 template <typename I>
 using same = std::common_type_t<I>;
 
-/* Elements at, at + 1, … of `from`, of which those in [begin, end) are read; the others are `outside`. Where N is not 1,
- * `at` must be a multiple of it. */
+/* Elements at, at + 1, … of `from`, of which those in [begin, end) are read; the others are `outside`. Where N is not
+ * 1, `at` must be a multiple of it. */
 template <typename T, int N, typename I>
 __device__ inline void load_part(float (&to)[N], const T *from, I at, same<I> begin, same<I> end, float outside) {
     if (at >= begin && at + N <= end)
@@ -163,8 +163,8 @@ __device__ inline tile my_tile() {
 
 inline dim3 tile_block() { return dim3(WARP, TILE_WARPS); }
 
-/* Up to three tensors of one shape are worked on side by side, each by the blocks of one blockIdx.z. (Chosen so, and not
- * by an index, that the array stays where kernels' arguments are.) */
+/* Up to three tensors of one shape are worked on side by side, each by the blocks of one blockIdx.z. (Chosen so, and
+ * not by an index, that the array stays where kernels' arguments are.) */
 template <typename P>
 __device__ inline P of_part(P const (&parts)[3]) {
     return blockIdx.z == 0 ? parts[0] : blockIdx.z == 1 ? parts[1] : parts[2];

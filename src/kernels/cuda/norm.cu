@@ -36,10 +36,11 @@ __device__ inline void add_item(float (&x)[N], const T *from) {
         x[i] += other[i];
 }
 
-/* This thread's items of a row before normalization; zero beyond its columns, of which a row beyond the last has none. */
+/* This thread's items of a row before normalization; zero beyond its columns, of which a row beyond the last has none.
+ */
 template <typename T, int N, int ITEMS, int WARPS, norm_input INPUT>
-__device__ inline void load_input(const norm_operands<T> &o, int64_t row, int columns,
-                                  row_bytes<N, ITEMS, WARPS> &room, float (&x)[ITEMS][N]) {
+__device__ inline void load_input(const norm_operands<T> &o, int64_t row, int columns, row_bytes<N, ITEMS, WARPS> &room,
+                                  float (&x)[ITEMS][N]) {
     constexpr bool RESIDUAL = INPUT == NORM_RESIDUAL || INPUT == NORM_BIAS_RESIDUAL;
     float residual[RESIDUAL ? ITEMS : 1][N];
 #pragma unroll
@@ -76,10 +77,11 @@ __device__ inline void load_input(const norm_operands<T> &o, int64_t row, int co
     }
 }
 
-/* Mean and 1/standard deviation of a row, of which the elements below `columns` are there; `share` is 1/their number. */
+/* Mean and 1/standard deviation of a row, of which the elements below `columns` are there; `share` is 1/their number.
+ */
 template <int N, int ITEMS, int WARPS>
-__device__ inline void row_statistics(const float (&x)[ITEMS][N], int columns, float share, float epsilon,
-                                      float &mean, float &rstd) {
+__device__ inline void row_statistics(const float (&x)[ITEMS][N], int columns, float share, float epsilon, float &mean,
+                                      float &rstd) {
     float sum = 0, squares = 0;
 #pragma unroll
     for (int item = 0; item < ITEMS; item++)
@@ -96,9 +98,9 @@ __device__ inline void row_statistics(const float (&x)[ITEMS][N], int columns, f
     rstd = rsqrtf(group_sum<WARPS>(squares) * share + epsilon);
 }
 
-/* A group of warps a row, which takes turns with those that the grid has too few groups for. Elements of storage read and
- * written once each: PLAIN 1 and 1, the others 2 (EMBEDDING 3) and 2; gamma, beta and bias come from the cache. Dropout's
- * bytes are made while the loads are under way. */
+/* A group of warps a row, which takes turns with those that the grid has too few groups for. Elements of storage read
+ * and written once each: PLAIN 1 and 1, the others 2 (EMBEDDING 3) and 2; gamma, beta and bias come from the cache.
+ * Dropout's bytes are made while the loads are under way. */
 template <typename T, int N, int ITEMS, int WARPS, norm_input INPUT>
 __global__ void __launch_bounds__(ROW_THREADS<WARPS>) norm_kernel(const norm_operands<T> o) {
     __shared__ row_bytes<N, ITEMS, WARPS> rooms[GROUPS<WARPS>];

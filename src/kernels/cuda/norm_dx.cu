@@ -17,9 +17,9 @@ struct norm_dx_operands {
 
 /* What is made beside dx. */
 enum norm_dx_parts {
-    DROP_DY = 1,    /* dy is dropped before all else */
-    DROP_DX = 2,    /* a second output: dropout_dx(dx) */
-    WITH_SUMS = 4,  /* partial sums of dy xhat and of dy */
+    DROP_DY = 1,   /* dy is dropped before all else */
+    DROP_DX = 2,   /* a second output: dropout_dx(dx) */
+    WITH_SUMS = 4, /* partial sums of dy xhat and of dy */
 };
 
 /* Blocks that a multiprocessor holds at once: with sums, every thread also keeps two sums for each of its columns. */
@@ -139,8 +139,8 @@ __global__ void __launch_bounds__(ROW_THREADS<WARPS>, NORM_DX_BLOCKS<ITEMS, WARP
         store_row_sums<N, ITEMS, WARPS>(sums, to);
 }
 
-/* Inputs 0 to 4 of all these operators are dy, x, mean, rstd, gamma; outputs are dx, then dropped where it is made, then
- * the two sums where they are. */
+/* Inputs 0 to 4 of all these operators are dy, x, mean, rstd, gamma; outputs are dx, then dropped where it is made,
+ * then the two sums where they are. */
 template <int PARTS>
 static status norm_gradient(struct cuda *cuda, const struct op_call *call) {
     const struct operand *in = call->in, *dx = &call->out[0];

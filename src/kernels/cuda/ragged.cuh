@@ -13,8 +13,14 @@ struct ragged_matrices {
 
 inline ragged_matrices ragged_matrices_of(const struct op_call *call) {
     const struct ragged *ragged = call->ragged;
-    return {ragged->token_sequence, ragged->starts,  ragged->square_starts,  ragged->sequence_numbers,
-            call->heads,            ragged->tokens,  call->longest_position, (call->longest_position + 15) / 16 * 16};
+    return {ragged->token_sequence,
+            ragged->starts,
+            ragged->square_starts,
+            ragged->sequence_numbers,
+            call->heads,
+            ragged->tokens,
+            call->longest_position,
+            (call->longest_position + 15) / 16 * 16};
 }
 
 /* The row of a query, counted from the aligned element before its first: its entries are [begin, end) of those. */

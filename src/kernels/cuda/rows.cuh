@@ -1,5 +1,5 @@
-/* Rows that are kept in registers: a group of WARPS warps has a row, each thread ITEMS items of N elements of it. One warp
- * where that is enough, so that nothing waits for a barrier; a block of eight for longer rows. */
+/* Rows that are kept in registers: a group of WARPS warps has a row, each thread ITEMS items of N elements of it. One
+ * warp where that is enough, so that nothing waits for a barrier; a block of eight for longer rows. */
 #ifndef BERTH_KERNELS_CUDA_ROWS_CUH
 #define BERTH_KERNELS_CUDA_ROWS_CUH
 
@@ -14,21 +14,21 @@ constexpr int LONGEST_ROW = 8192, LONGEST_ROW_UNPACKED = 4096;
         [[maybe_unused]] constexpr int N = n, ITEMS = items, WARPS = warps; \
         __VA_ARGS__;                                                        \
     }
-#define WITH_PACKED_ROW(columns, ...)                     \
-    do {                                                  \
-        TRY(check_columns(call, columns, LONGEST_ROW));   \
-        if ((columns) <= 256)                             \
-            WITH_ROW_SHAPE(ITEM, 1, 1, __VA_ARGS__)       \
-        else if ((columns) <= 512)                        \
-            WITH_ROW_SHAPE(ITEM, 2, 1, __VA_ARGS__)       \
-        else if ((columns) <= 768)                        \
-            WITH_ROW_SHAPE(ITEM, 3, 1, __VA_ARGS__)       \
-        else if ((columns) <= 1024)                       \
-            WITH_ROW_SHAPE(ITEM, 4, 1, __VA_ARGS__)       \
-        else if ((columns) <= 4096)                       \
-            WITH_ROW_SHAPE(ITEM, 2, 8, __VA_ARGS__)       \
-        else                                              \
-            WITH_ROW_SHAPE(ITEM, 4, 8, __VA_ARGS__)       \
+#define WITH_PACKED_ROW(columns, ...)                   \
+    do {                                                \
+        TRY(check_columns(call, columns, LONGEST_ROW)); \
+        if ((columns) <= 256)                           \
+            WITH_ROW_SHAPE(ITEM, 1, 1, __VA_ARGS__)     \
+        else if ((columns) <= 512)                      \
+            WITH_ROW_SHAPE(ITEM, 2, 1, __VA_ARGS__)     \
+        else if ((columns) <= 768)                      \
+            WITH_ROW_SHAPE(ITEM, 3, 1, __VA_ARGS__)     \
+        else if ((columns) <= 1024)                     \
+            WITH_ROW_SHAPE(ITEM, 4, 1, __VA_ARGS__)     \
+        else if ((columns) <= 4096)                     \
+            WITH_ROW_SHAPE(ITEM, 2, 8, __VA_ARGS__)     \
+        else                                            \
+            WITH_ROW_SHAPE(ITEM, 4, 8, __VA_ARGS__)     \
     } while (0)
 #define WITH_ROW(packed, columns, ...)                           \
     do {                                                         \

@@ -1,5 +1,5 @@
-/* Softmax over the keys of a query and what stands around it, on ragged matrices [h,e]. A warp a row of up to 1017 keys,
- * a block a row of up to 8185. The row stays in registers; see ragged.cuh for where items lie. */
+/* Softmax over the keys of a query and what stands around it, on ragged matrices [h,e]. A warp a row of up to 1017
+ * keys, a block a row of up to 8185. The row stays in registers; see ragged.cuh for where items lie. */
 #include "kernels/cuda/ragged.cuh"
 
 constexpr int SOFTMAX_BLOCKS = 16; /* a multiprocessor */
@@ -104,8 +104,7 @@ __global__ void __launch_bounds__(ROW_THREADS<1>)
 
 /* y = softmax(x): reads 1, writes 1; y may be x. */
 template <typename T, int ITEMS, int WARPS>
-__global__ void __launch_bounds__(ROW_THREADS<WARPS>)
-    softmax_kernel(const ragged_matrices matrices, const T *x, T *y) {
+__global__ void __launch_bounds__(ROW_THREADS<WARPS>) softmax_kernel(const ragged_matrices matrices, const T *x, T *y) {
     for (int64_t first = block_row<WARPS>(); first < matrices.tokens; first += block_step<WARPS>()) {
         matrix_row row = matrix_row_of(matrices, first + my_group<WARPS>(), blockIdx.y);
         float value[ITEMS][ITEM];
@@ -151,8 +150,7 @@ __global__ void __launch_bounds__(ROW_THREADS<WARPS>)
         softmax_row<WARPS>(value);
         store_row<T, WARPS>(p, value, row);
         if (drop.threshold > 0) {
-            const uint8_t *bytes =
-                make_bytes(rooms[my_group<WARPS>()], drop, row.at, (int)(row.end - row.begin));
+            const uint8_t *bytes = make_bytes(rooms[my_group<WARPS>()], drop, row.at, (int)(row.end - row.begin));
             drop_matrix_row<WARPS>(drop, bytes, row, value);
         }
         store_row<T, WARPS>(d, value, row);
@@ -170,8 +168,7 @@ __global__ void __launch_bounds__(ROW_THREADS<WARPS>)
         load_row<T, WARPS>(d, dd, row, 0);
         load_row<T, WARPS>(value, p, row, 0);
         if (drop.threshold > 0) {
-            const uint8_t *bytes =
-                make_bytes(rooms[my_group<WARPS>()], drop, row.at, (int)(row.end - row.begin));
+            const uint8_t *bytes = make_bytes(rooms[my_group<WARPS>()], drop, row.at, (int)(row.end - row.begin));
             drop_matrix_row<WARPS>(drop, bytes, row, d);
         }
         softmax_gradient<WARPS>(d, value, scale);
@@ -182,15 +179,15 @@ __global__ void __launch_bounds__(ROW_THREADS<WARPS>)
 /* --- the operators --- */
 
 /* Launch a kernel of template arguments <T, ITEMS, WARPS> on all rows of the call's matrices. */
-#define LAUNCH_ON_ROWS(kernel, ...)                                                                              \
-    do {                                                                                                         \
-        TRY(check_matrices(call));                                                                               \
-        if (call->ragged->tokens > 0)                                                                            \
-            WITH_STORAGE(call->out[0].dtype,                                                                     \
-                         WITH_PACKED_ROW(matrix_columns(call), LAUNCH((kernel<T, ITEMS, WARPS>),                 \
-                                                                      matrix_grid<WARPS>(cuda, call, SOFTMAX_BLOCKS), \
-                                                                      ROW_THREADS<WARPS>, 0, cuda_stream(cuda),  \
-                                                                      ragged_matrices_of(call), __VA_ARGS__)));  \
+#define LAUNCH_ON_ROWS(kernel, ...)                                                                                    \
+    do {                                                                                                               \
+        TRY(check_matrices(call));                                                                                     \
+        if (call->ragged->tokens > 0)                                                                                  \
+            WITH_STORAGE(call->out[0].dtype,                                                                           \
+                         WITH_PACKED_ROW(matrix_columns(call),                                                         \
+                                         LAUNCH((kernel<T, ITEMS, WARPS>),                                             \
+                                                matrix_grid<WARPS>(cuda, call, SOFTMAX_BLOCKS), ROW_THREADS<WARPS>, 0, \
+                                                cuda_stream(cuda), ragged_matrices_of(call), __VA_ARGS__)));           \
     } while (0)
 
 extern "C" status cuda_attn_mask(struct cuda *cuda, const struct op_call *call) {
@@ -209,8 +206,7 @@ extern "C" status cuda_softmax(struct cuda *cuda, const struct op_call *call) {
 }
 
 extern "C" status cuda_softmax_dx(struct cuda *cuda, const struct op_call *call) {
-    LAUNCH_ON_ROWS(softmax_dx_kernel, (const T *)call->in[0].data, (const T *)call->in[1].data,
-                   (T *)call->out[0].data);
+    LAUNCH_ON_ROWS(softmax_dx_kernel, (const T *)call->in[0].data, (const T *)call->in[1].data, (T *)call->out[0].data);
     return OK;
 }
 
