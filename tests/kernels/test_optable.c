@@ -548,7 +548,8 @@ static int setup(void **state) {
 
 static int teardown(void **state) {
     (void)state;
-    backend->free(backend);
+    if (backend)
+        backend->free(backend);
     return 0;
 }
 

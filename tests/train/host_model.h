@@ -33,6 +33,11 @@ static inline bool host_supports(const struct backend *backend, enum op op, enum
     return true;
 }
 
+static inline int64_t host_memory_left(const struct backend *backend) {
+    (void)backend;
+    return 0;
+}
+
 struct host_model {
     struct bert_config config;
     struct bert_tensors tensors;
@@ -66,7 +71,8 @@ static inline void host_model_new(struct host_model *model, const struct bert_co
                                       .memory_free = host_memory_free,
                                       .upload = host_copy,
                                       .download = host_copy,
-                                      .supports = host_supports};
+                                      .supports = host_supports,
+                                      .memory_left = host_memory_left};
     assert_int_equal(bert_build(config, &shape, F32, &model->graph, &model->tensors), OK);
     struct checkpoint_model *c = &model->checkpoint;
     c->hf = (struct hf_model){.config = &model->config, .graph = model->graph};
