@@ -67,8 +67,8 @@ COMPILE_CUDA = $(NVCC) -std=c++17 -Isrc $(NVCC_FLAGS) $(NVCC_TARGETS) -Werror al
 , := ,
 ifneq ($(EMU),0)
 HAVE_CUDA = 1
-EMU_SOURCES = $(wildcard tests/cudaemu/*.cpp)
-EMU_RUNTIME = $(filter-out tests/cudaemu/test_% $(if $(filter race,$(EMU)),,tests/cudaemu/race.cpp),$(EMU_SOURCES))
+EMU_RUNTIME = $(filter-out tests/cudaemu/test_% $(if $(filter race,$(EMU)),,tests/cudaemu/race.cpp),$(wildcard tests/cudaemu/*.cpp))
+EMU_OBJECTS = $(EMU_RUNTIME:tests/%.cpp=$(BUILD)/obj/%.o)
 CXX = g++
 COMPILE_EMU = $(CXX) -x c++ -std=c++17 -DBERTH_EMU -Isrc -Itests/cudaemu -I$(CUDA_HOME)/include -Wall -Wextra -Wno-unknown-pragmas $(WERROR) \
     $(CFLAGS) $(SANITIZE_FLAGS)
@@ -85,7 +85,7 @@ SOURCES = $(filter-out $(if $(HAVE_MPI),,src/dist/mpi.c) $(if $(HAVE_NCCL),,src/
     $(wildcard $(FOLDERS:%=src/%/*.c)))
 ARCHIVES = $(FOLDERS:%=$(BUILD)/lib/%.a)
 objects_of = $(patsubst src/%.c,$(BUILD)/obj/%.o,$(filter $(wildcard src/$(1)/*.c),$(SOURCES))) \
-    $(if $(filter kernels/cuda,$(1)),$(CUDA_SOURCES:src/%.cu=$(BUILD)/obj/%.cu.o) $(EMU_RUNTIME:tests/%.cpp=$(BUILD)/obj/%.o))
+    $(if $(filter kernels/cuda,$(1)),$(CUDA_SOURCES:src/%.cu=$(BUILD)/obj/%.cu.o) $(EMU_OBJECTS))
 KERNELS = kernels/cpu $(if $(HAVE_CUDA),kernels/cuda)
 LINK_base = base
 LINK_config = config base
@@ -122,9 +122,11 @@ endif
 all: $(PROGRAM)
 
 # the same program with the CUDA backend on the emulator: build/berth-emu
-emu:
-	@test -r $(CUDA_HOME)/include/cuda_runtime.h || { echo "emu: CUDA's headers are not in $(CUDA_HOME)/include: set CUDA_HOME" >&2; exit 2; }
+emu: cuda-headers
 	@$(MAKE) EMU=1 all
+
+cuda-headers:
+	@test -r $(CUDA_HOME)/include/cuda_runtime.h || { echo "CUDA's headers are not in $(CUDA_HOME)/include: set CUDA_HOME" >&2; exit 2; }
 
 $(PROGRAM): $(BUILD)/obj/main.o $(ARCHIVES)
 	$(CC) $(LINK_FLAGS) -o $@ $< -Wl,--start-group $(ARCHIVES) -Wl,--end-group $(LIBS)
@@ -150,6 +152,11 @@ $(BUILD)/obj/%.cu.o: src/%.cu $(BUILD)/flags.stamp
 $(BUILD)/obj/cudaemu/%.o: tests/cudaemu/%.cpp $(BUILD)/flags.stamp
 	@mkdir -p $(@D)
 	$(COMPILE_EMU) -O2 -MMD -MP -c $< -o $@
+# its own test, whose kernels are compiled as all kernels are
+$(BUILD)/tests/cudaemu/test_emulator: tests/cudaemu/test_emulator.cpp $(EMU_OBJECTS)
+	@mkdir -p $(@D)
+	$(COMPILE_EMU) $(RACE_FLAGS) -MMD -MP -c $< -o $@.o
+	$(CXX) $(SANITIZE_FLAGS) -o $@ $@.o $(EMU_OBJECTS)
 endif
 
 .SECONDEXPANSION:
@@ -183,8 +190,17 @@ format-check:
 	if [ "$$found" = $(FORMAT_VERSION) ]; then clang-format --dry-run -Werror $(FORMATTED); \
 	else echo "format: skipped: clang-format is $${found:-not there}, other versions than $(FORMAT_VERSION) format otherwise"; fi
 
-# the CUDA backend without a GPU: the emulator finds planted faults, the operator table and the optimizers run in it, the
-# table also under its race checker, and twenty steps of training beside the CPU backend
+# the emulator finds planted faults, and nothing in their twins: as it is, with the race checker, with sanitizers
+EMU_TEST = tests/cudaemu/test_emulator
+EMU_TESTS = build/emu/$(EMU_TEST) build/emurace/$(EMU_TEST) build/emu-sanitize/$(EMU_TEST)
+check-emulator: cuda-headers
+	@$(MAKE) -s EMU=1 build/emu/$(EMU_TEST)
+	@$(MAKE) -s EMU=race build/emurace/$(EMU_TEST)
+	@$(MAKE) -s EMU=1 SANITIZE=1 build/emu-sanitize/$(EMU_TEST)
+	@sh scripts/run_tests.sh $(EMU_TESTS)
+
+# the CUDA backend without a GPU: the emulator itself, the operator table and the optimizers in it and under its race checker,
+# and steps of training beside the CPU backend
 EMU_KERNEL_TESTS = tests/kernels/test_optable tests/optim/test_optim
 check-emu: all check-emulator
 	@$(MAKE) -s EMU=1 all $(EMU_KERNEL_TESTS:%=build/emu/%)
@@ -235,8 +251,6 @@ bench-data: $(PROGRAM)
 	@test -r $(TEXT) || { echo "bench-data: $(TEXT) is not there: say TEXT=FILE, or run scripts/quickstart.sh first" >&2; exit 2; }
 	@build/venv/bin/python scripts/bench_data.py $(PROGRAM) $(TEXT)
 
-include tests/cudaemu/emu.mk
-
 # whole training steps beside PyTorch's; PEER: a Python with torch, transformers, h5py and numpy. Not given: one is made with the
 # newest of them, some gigabytes
 PEER ?= build/peer/bin/python
@@ -250,6 +264,6 @@ build/peer/ready:
 	    { tail -n 5 build/peer.log; echo "bench-cpu: build/peer could not be made: say PEER=PYTHON" >&2; exit 1; }
 
 .SECONDARY:
-.PHONY: all emu check-emu tests print-tests check check-layers format-check nvcc-check install uninstall features clean help bench-data bench-cpu
--include $(CUDA_SOURCES:src/%.cu=$(BUILD)/obj/%.cu.d) $(EMU_RUNTIME:tests/%.cpp=$(BUILD)/obj/%.d)
+.PHONY: all emu cuda-headers check-emulator check-emu tests print-tests check check-layers format-check nvcc-check install uninstall features clean help bench-data bench-cpu
+-include $(CUDA_SOURCES:src/%.cu=$(BUILD)/obj/%.cu.d) $(EMU_OBJECTS:.o=.d) $(BUILD)/tests/cudaemu/test_emulator.d
 -include $(SOURCES:src/%.c=$(BUILD)/obj/%.d) $(BUILD)/obj/main.d $(TESTS:%=%.d)
