@@ -87,7 +87,6 @@ template <typename T, int P>
 __global__ void __launch_bounds__(forward_shape<T, P>::THREADS, forward_shape<T, P>::BLOCKS_AT_ONCE)
     attention_kernel(const T *q, const T *k, const T *v, T *y, float *lse, attention_call a) {
     using shape = forward_shape<T, P>;
-    using key_tile = typename shape::key_tile;
     constexpr int M = shape::M;
     DYNAMIC_SHARED(T, shared);
     if (is_tail_block(a)) {
@@ -101,17 +100,10 @@ __global__ void __launch_bounds__(forward_shape<T, P>::THREADS, forward_shape<T,
     if (first_query >= head.n)
         return;
     typename shape::query_tile queries = {shared};
-    T *stages = shared + shape::query_tile::ELEMENTS;
-    auto fill_stage = [&](int key) {
-        T *stage = stages + key / shape::KEYS % shape::STAGES * 2 * key_tile::ELEMENTS;
-        fill<shape::THREADS>(key_tile{stage}, rows_of(k, a, head).from_row(key));
-        fill<shape::THREADS>(key_tile{stage + key_tile::ELEMENTS}, rows_of(v, a, head).from_row(key));
-        copy_async_commit();
-    };
+    key_stages<shape, T> stages = {shared + shape::query_tile::ELEMENTS, k, v, a, head};
     fill<shape::THREADS>(queries, rows_of(q, a, head).from_row(first_query));
-    fill_stage(0);
-    copy_async_wait<0>();
-    __syncthreads();
+    stages.ask_for(0);
+    stages.wait_for(0);
 
     int row = (int)threadIdx.x / WARP * 16 * M, query = first_query + row + lane_id() / 4;
     bool idle = first_query + row >= head.n; /* it still copies, and meets the others */
@@ -128,20 +120,12 @@ __global__ void __launch_bounds__(forward_shape<T, P>::THREADS, forward_shape<T,
         rows[m] = {{-INFINITY, -INFINITY}, {0, 0}};
     set_zero(out);
     for (int key = 0; key < head.n; key += shape::KEYS) {
-        if (key > 0) {
-            if (shape::STAGES == 1) {
-                __syncthreads();
-                fill_stage(key);
-            }
-            copy_async_wait<0>();
-            __syncthreads(); /* the tile is there, and nobody reads the other one any more */
-        }
-        if (shape::STAGES == 2 && key + shape::KEYS < head.n)
-            fill_stage(key + shape::KEYS);
+        if (key > 0)
+            stages.wait_for(key);
+        stages.ask_for_next(key);
         if (idle)
             continue;
-        T *stage = stages + key / shape::KEYS % shape::STAGES * 2 * key_tile::ELEMENTS;
-        key_tile keys = {stage}, values = {stage + key_tile::ELEMENTS};
+        auto keys = stages.keys(key), values = stages.values(key);
         int run = run_of_lane<shape::RUN>(key);
         float s[M][shape::KEYS / 8][4];
         set_zero(s);

@@ -91,6 +91,37 @@ __device__ inline void mask_keys(float (&s)[BLOCKS][4], int run, int n) {
             s[i][e] = run + 2 * i + e % 2 < n ? s[i][e] : -INFINITY;
 }
 
+/* Tiles of keys and of values in SHAPE::STAGES stages, filled in turn. */
+template <typename SHAPE, typename T>
+struct key_stages {
+    using tile = typename SHAPE::key_tile;
+    T *data; /* [STAGES][2] tiles */
+    const T *k, *v;
+    const attention_call &a;
+    const head_rows &head;
+
+    __device__ tile keys(int key) const { return {data + key / SHAPE::KEYS % SHAPE::STAGES * 2 * tile::ELEMENTS}; }
+    __device__ tile values(int key) const { return {keys(key).data + tile::ELEMENTS}; }
+    __device__ void ask_for(int key) const {
+        fill<SHAPE::THREADS>(keys(key), rows_of(k, a, head).from_row(key));
+        fill<SHAPE::THREADS>(values(key), rows_of(v, a, head).from_row(key));
+        copy_async_commit();
+    }
+    /* Until the tiles from `key` on are there, which one stage alone can only ask for now. */
+    __device__ void wait_for(int key) const {
+        if (SHAPE::STAGES == 1 && key > 0) {
+            __syncthreads();
+            ask_for(key);
+        }
+        copy_async_wait<0>();
+        __syncthreads(); /* the tiles are there, and nobody reads the others any more */
+    }
+    __device__ void ask_for_next(int key) const {
+        if (SHAPE::STAGES == 2 && key + SHAPE::KEYS < head.n)
+            ask_for(key + SHAPE::KEYS);
+    }
+};
+
 /* --- launching --- */
 
 template <typename KERNEL>

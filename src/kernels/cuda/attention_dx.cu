@@ -258,7 +258,6 @@ __global__ void __launch_bounds__(queries_shape<T, P>::THREADS, queries_shape<T,
                              attention_call a) {
     using shape = queries_shape<T, P>;
     using query_tile = typename shape::query_tile;
-    using key_tile = typename shape::key_tile;
     constexpr int BLOCKS = shape::KEYS / 16, M = shape::M; /* half a tile of scores in registers */
     DYNAMIC_SHARED(T, shared);
     head_rows head = head_of_block(a);
@@ -266,16 +265,10 @@ __global__ void __launch_bounds__(queries_shape<T, P>::THREADS, queries_shape<T,
     if (first_query >= head.n || head.n <= keys_shape<T, P>::KEYS)
         return;
     query_tile queries = {shared}, outputs = {shared + query_tile::ELEMENTS};
-    T *stages = shared + 2 * query_tile::ELEMENTS;
-    auto fill_stage = [&](int key) {
-        T *stage = stages + key / shape::KEYS % shape::STAGES * 2 * key_tile::ELEMENTS;
-        fill<shape::THREADS>(key_tile{stage}, rows_of(k, a, head).from_row(key));
-        fill<shape::THREADS>(key_tile{stage + key_tile::ELEMENTS}, rows_of(v, a, head).from_row(key));
-        copy_async_commit();
-    };
+    key_stages<shape, T> stages = {shared + 2 * query_tile::ELEMENTS, k, v, a, head};
     fill<shape::THREADS>(queries, rows_of(q, a, head).from_row(first_query));
     fill<shape::THREADS>(outputs, rows_of(dy, a, head).from_row(first_query));
-    fill_stage(0);
+    stages.ask_for(0);
 
     int row = (int)threadIdx.x / WARP * 16 * M, query = first_query + row + lane_id() / 4;
     bool idle = first_query + row >= head.n;
@@ -289,18 +282,11 @@ __global__ void __launch_bounds__(queries_shape<T, P>::THREADS, queries_shape<T,
     float scale_log2 = a.scale * LOG2_E, out[M][P / 8][4];
     set_zero(out);
     for (int key = 0; key < head.n; key += shape::KEYS) {
-        if (key > 0 && shape::STAGES == 1) {
-            __syncthreads();
-            fill_stage(key);
-        }
-        copy_async_wait<0>();
-        __syncthreads(); /* the tile is there, and nobody reads the other one any more */
-        if (shape::STAGES == 2 && key + shape::KEYS < head.n)
-            fill_stage(key + shape::KEYS);
+        stages.wait_for(key);
+        stages.ask_for_next(key);
         if (idle)
             continue;
-        T *stage = stages + key / shape::KEYS % shape::STAGES * 2 * key_tile::ELEMENTS;
-        key_tile keys = {stage}, values = {stage + key_tile::ELEMENTS};
+        auto keys = stages.keys(key), values = stages.values(key);
         int run = run_of_lane<shape::RUN>(key);
         kept_run<shape::RUN> keep[M];
 #pragma unroll

@@ -3,7 +3,6 @@
 #include "kernels/cuda/contraction.h"
 
 #include <cublasLt.h>
-#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 
@@ -27,7 +26,6 @@ struct lt {
     bool tf32;
     struct choice *choices; /* one a shape */
     int count, capacity;
-    cudaEvent_t began, ended;
 };
 
 /* --- errors --- */
@@ -164,42 +162,38 @@ done:
     return code;
 }
 
-/* Seconds of one run into `to`, the best of a few; INFINITY if the algorithm does not run. */
-static double time_of(const struct lt *lt, const struct product *p, const struct descriptors *d,
-                      const cublasLtMatmulAlgo_t *algorithm, void *to) {
-    cudaStream_t stream = cuda_stream(lt->cuda);
-    double best = INFINITY;
-    for (int trial = 0; trial < TRIALS; trial++) {
-        float milliseconds = INFINITY;
-        cudaEventRecord(lt->began, stream);
-        if (multiply(lt, p, d, algorithm, to) != CUBLAS_STATUS_SUCCESS)
-            return INFINITY;
-        cudaEventRecord(lt->ended, stream);
-        if (cudaEventSynchronize(lt->ended) != cudaSuccess)
-            return INFINITY;
-        cudaEventElapsedTime(&milliseconds, lt->began, lt->ended);
-        best = 1e-3 * milliseconds < best ? 1e-3 * milliseconds : best;
-    }
-    return best;
+struct trial {
+    const struct lt *lt;
+    const struct product *product;
+    const struct descriptors *descriptors;
+    const cublasLtMatmulAlgo_t *algorithm;
+    void *to;
+};
+
+static status run_trial(struct cuda *cuda, void *ctx) {
+    const struct trial *t = ctx;
+    (void)cuda;
+    return library_check(multiply(t->lt, t->product, t->descriptors, t->algorithm, t->to), "cublasLtMatmul");
 }
 
 /* The proposals are timed into memory of their own, so that a sum that `c` holds stays as it is; where there is no room
  * for that, the library's first proposal it is. */
 static int fastest(const struct lt *lt, const struct product *p, const struct descriptors *d,
                    const cublasLtMatmulHeuristicResult_t *found, int count) {
-    void *to = NULL;
+    struct trial trial = {.lt = lt, .product = p, .descriptors = d};
     int best = 0;
-    if (count == 1 || cudaMalloc(&to, (size_t)(p->m * p->n) * dtype_size(p->dtype_c)) != cudaSuccess) {
+    if (count == 1 || cudaMalloc(&trial.to, (size_t)(p->m * p->n) * dtype_size(p->dtype_c)) != cudaSuccess) {
         cudaGetLastError();
         return 0;
     }
-    double least = INFINITY;
+    double least = 0;
     for (int i = 0; i < count; i++) {
-        double seconds = time_of(lt, p, d, &found[i].algo, to);
-        if (seconds < least)
+        trial.algorithm = &found[i].algo;
+        double seconds = cuda_time(lt->cuda, run_trial, &trial, TRIALS);
+        if (seconds > 0 && (least == 0 || seconds < least))
             least = seconds, best = i;
     }
-    cudaFree(to);
+    cudaFree(trial.to);
     return best;
 }
 
@@ -230,19 +224,10 @@ static status find(struct lt *lt, const struct product *p, const struct descript
 
 /* --- the interface --- */
 
-bool lt_supports(struct lt *lt, const struct product *product) {
+status lt_multiply_if_supported(struct lt *lt, const struct product *product, bool *supported) {
     struct descriptors d;
     const struct choice *choice;
-    if (describe(lt, product, &d) != OK)
-        return false;
-    bool supported = find(lt, product, &d, &choice) == OK && choice->supported;
-    descriptors_free(&d);
-    return supported;
-}
-
-status lt_multiply(struct lt *lt, const struct product *product) {
-    struct descriptors d;
-    const struct choice *choice;
+    *supported = true;
     if (product->k == 0 && !product->z)
         CUDA_TRY(cudaMemsetAsync(product->c, 0, (size_t)(product->m * product->n) * dtype_size(product->dtype_c),
                                  cuda_stream(lt->cuda)));
@@ -250,13 +235,19 @@ status lt_multiply(struct lt *lt, const struct product *product) {
         return OK;
     TRY(describe(lt, product, &d));
     status code = find(lt, product, &d, &choice);
-    if (code == OK && !choice->supported)
-        code = failed("cuBLASLt has no product of %lld x %lld x %lld in %s", (long long)product->m,
-                      (long long)product->n, (long long)product->k, dtype_name(product->dtype));
-    if (code == OK)
+    *supported = code == OK && choice->supported;
+    if (*supported)
         code = library_check(multiply(lt, product, &d, &choice->algorithm, product->c), "cublasLtMatmul");
     descriptors_free(&d);
     return code;
+}
+
+status lt_multiply(struct lt *lt, const struct product *product) {
+    bool supported;
+    TRY(lt_multiply_if_supported(lt, product, &supported));
+    return supported ? OK
+                     : failed("cuBLASLt has no product of %lld x %lld x %lld in %s", (long long)product->m,
+                              (long long)product->n, (long long)product->k, dtype_name(product->dtype));
 }
 
 status lt_new(struct lt **out, struct cuda *cuda, bool tf32) {
@@ -264,8 +255,6 @@ status lt_new(struct lt **out, struct cuda *cuda, bool tf32) {
     *lt = (struct lt){.cuda = cuda, .tf32 = tf32};
     *out = lt;
     LT_TRY(cublasLtCreate(&lt->library));
-    CUDA_TRY(cudaEventCreateWithFlags(&lt->began, cudaEventDefault));
-    CUDA_TRY(cudaEventCreateWithFlags(&lt->ended, cudaEventDefault));
     return OK;
 }
 
@@ -274,10 +263,6 @@ void lt_free(struct lt *lt) {
         return;
     if (lt->library)
         cublasLtDestroy(lt->library);
-    if (lt->began)
-        cudaEventDestroy(lt->began);
-    if (lt->ended)
-        cudaEventDestroy(lt->ended);
     free(lt->choices);
     free(lt);
 }

@@ -29,12 +29,13 @@ status lt_new(struct lt **out, struct cuda *cuda, bool tf32);
 void lt_free(struct lt *lt);
 struct lt *cuda_lt(struct cuda *cuda);
 
-/* Has the library this product with its epilogue? Where not, what the epilogue does is the caller's to do. */
-bool lt_supports(struct lt *lt, const struct product *product);
-
 /* The product, on the backend's stream. The first one of a shape is timed with each algorithm that the library
  * proposes, and the fastest is kept. */
 status lt_multiply(struct lt *lt, const struct product *product);
+
+/* The same where the library has this product with its epilogue; where not, *supported is false, nothing is done, and
+ * what the epilogue does is the caller's to do. */
+status lt_multiply_if_supported(struct lt *lt, const struct product *product, bool *supported);
 
 /* "cuBLASLt 13.0.2" */
 void lt_describe(const struct lt *lt, char *out, size_t size);

@@ -149,27 +149,37 @@ static status run(struct backend *backend, const struct op_call *call) {
 
 /* --- measured rates --- */
 
-/* Seconds between two events around `work`, the best of ROUNDS after one that does not count; 0 if it cannot run. */
-static double time_of(struct cuda *cuda, status (*work)(struct cuda *cuda, void *ctx), void *ctx) {
-    enum { ROUNDS = 5 };
+enum { ROUNDS = 5 };
+
+/* Between two events; 0 if a run fails. */
+static double seconds_of_run(struct cuda *cuda, status (*work)(struct cuda *cuda, void *ctx), void *ctx,
+                             cudaEvent_t began, cudaEvent_t ended) {
+    float milliseconds = 0;
+    cudaEventRecord(began, cuda->stream);
+    if (work(cuda, ctx) != OK)
+        return 0;
+    cudaEventRecord(ended, cuda->stream);
+    if (cudaEventSynchronize(ended) != cudaSuccess)
+        return 0;
+    cudaEventElapsedTime(&milliseconds, began, ended);
+    return 1e-3 * milliseconds;
+}
+
+double cuda_time(struct cuda *cuda, status (*work)(struct cuda *cuda, void *ctx), void *ctx, int rounds) {
     double best = 0;
     cudaEvent_t began = NULL, ended = NULL;
     if (cudaEventCreateWithFlags(&began, cudaEventDefault) == cudaSuccess &&
-        cudaEventCreateWithFlags(&ended, cudaEventDefault) == cudaSuccess)
-        for (int round = 0; round <= ROUNDS; round++) {
-            float milliseconds = 0;
-            cudaEventRecord(began, cuda->stream);
-            if (work(cuda, ctx) != OK)
-                break;
-            cudaEventRecord(ended, cuda->stream);
-            if (cudaEventSynchronize(ended) != cudaSuccess)
-                break;
-            cudaEventElapsedTime(&milliseconds, began, ended);
-            if (round > 0 && milliseconds > 0 && (best == 0 || 1e-3 * milliseconds < best))
-                best = 1e-3 * milliseconds;
+        cudaEventCreateWithFlags(&ended, cudaEventDefault) == cudaSuccess &&
+        seconds_of_run(cuda, work, ctx, began, ended) > 0)
+        for (int round = 0; round < rounds; round++) {
+            double seconds = seconds_of_run(cuda, work, ctx, began, ended);
+            if (seconds > 0 && (best == 0 || seconds < best))
+                best = seconds;
         }
-    cudaEventDestroy(began);
-    cudaEventDestroy(ended);
+    if (began)
+        cudaEventDestroy(began);
+    if (ended)
+        cudaEventDestroy(ended);
     return best;
 }
 
@@ -189,7 +199,7 @@ static double measure_peak(struct cuda *cuda, enum dtype dtype) {
     struct product product = {
         .m = n, .n = n, .k = n, .dtype = dtype, .dtype_c = dtype, .a = data[0], .b = data[1], .c = data[2]};
     if (room)
-        seconds = time_of(cuda, square_product, &product);
+        seconds = cuda_time(cuda, square_product, &product, ROUNDS);
     for (int i = 0; i < 3; i++)
         cudaFree(data[i]);
     return seconds > 0 ? 2.0 * (double)n * (double)n * (double)n / seconds : 0;
@@ -220,7 +230,7 @@ static double bandwidth(struct backend *backend) {
     struct copy copy = {.bytes = cuda->properties.multiProcessorCount >= 16 ? (size_t)1 << 30 : (size_t)1 << 20};
     if (memory_on_device(backend, (void **)&copy.from, copy.bytes, "measurement") == OK &&
         memory_on_device(backend, (void **)&copy.to, copy.bytes, "measurement") == OK) {
-        double seconds = time_of(cuda, copy_on_device, &copy);
+        double seconds = cuda_time(cuda, copy_on_device, &copy, ROUNDS);
         cuda->bandwidth = seconds > 0 ? 2.0 * (double)copy.bytes / seconds : 0;
     }
     cudaFree(copy.from);

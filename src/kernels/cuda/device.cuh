@@ -167,12 +167,4 @@ __device__ inline uint4 random_bytes(const dropout &drop, int64_t sequence, uint
     return make_uint4(c0, c1, c2, c3);
 }
 
-__device__ inline bool is_kept(const dropout &drop, const uint4 &bytes, int element) {
-    uint32_t word = (element / 4) % 4 == 0   ? bytes.x
-                    : (element / 4) % 4 == 1 ? bytes.y
-                    : (element / 4) % 4 == 2 ? bytes.z
-                                             : bytes.w;
-    return (int)(word >> 8 * (element % 4) & 0xFF) >= drop.threshold;
-}
-
 #endif

@@ -144,6 +144,18 @@ struct biased {
     T *y[3];
 };
 
+/* An item of x + bias; zeros where it is not there. */
+template <typename T, int N>
+__device__ inline void load_biased(float (&value)[N], const T *x, const float (&bias)[N], bool there) {
+    fill(value, 0);
+    if (!there)
+        return;
+    load_item(value, x);
+#pragma unroll
+    for (int i = 0; i < N; i++)
+        value[i] += bias[i];
+}
+
 /* y = x + b of the part blockIdx.z: reads 1 and writes 1; y may be x. A thread keeps the bias of its columns. */
 template <typename T, int N>
 __global__ void __launch_bounds__(TILE_WARPS *WARP)
@@ -158,13 +170,7 @@ __global__ void __launch_bounds__(TILE_WARPS *WARP)
     for (int64_t row = my.row; row < padded_rows; row += my.step) {
         int64_t at = row * columns + my.column;
         float value[N];
-        fill(value, 0);
-        if (row < rows) {
-            load_item(value, x + at);
-#pragma unroll
-            for (int i = 0; i < N; i++)
-                value[i] += bias[i];
-        }
+        load_biased(value, x + at, bias, row < rows);
         store_item(y + at, value);
     }
 }
@@ -204,13 +210,7 @@ __global__ void __launch_bounds__(TILE_WARPS *WARP)
     for (int64_t row = my.row; row < padded_rows; row += my.step) {
         int64_t at = row * columns + my.column;
         float value[N];
-        fill(value, 0);
-        if (row < rows) {
-            load_item(value, x + at);
-#pragma unroll
-            for (int i = 0; i < N; i++)
-                value[i] += bias[i];
-        }
+        load_biased(value, x + at, bias, row < rows);
         store_item(h + at, value);
         activate(act, value);
         store_item(y + at, value);

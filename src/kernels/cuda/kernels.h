@@ -35,6 +35,9 @@ enum { CUDA_CONVERTED_MOST = 1 << 20 };
 status cuda_converted(struct cuda *cuda, const float *from, int64_t count, enum dtype dtype, void **out);
 void *cuda_converted_memory(struct cuda *cuda);
 
+/* Device seconds of `work`, the best of `rounds` runs after one that does not count; 0 if it does not run. */
+double cuda_time(struct cuda *cuda, status (*work)(struct cuda *cuda, void *ctx), void *ctx, int rounds);
+
 /* The result of a call of the runtime, or of a launch, as a status; `what` names it. */
 status cuda_check(cudaError_t error, const char *what);
 #define CUDA_TRY(call) TRY(cuda_check((call), #call))

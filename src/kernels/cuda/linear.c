@@ -46,6 +46,12 @@ static struct product gradient(const struct operand *dy, const struct operand *x
 
 static status run(struct cuda *cuda, const struct product *product) { return lt_multiply(cuda_lt(cuda), product); }
 
+/* With the library's epilogue where it has that for this shape and these types; *done says so. */
+static status run_fused(struct cuda *cuda, const struct product *product, bool possible, bool *done) {
+    *done = false;
+    return possible ? lt_multiply_if_supported(cuda_lt(cuda), product, done) : OK;
+}
+
 static status zero_tail(struct cuda *cuda, const struct operand *operand) {
     size_t row = (size_t)operand->columns * dtype_size(operand->dtype);
     if (operand->padded_rows > operand->rows)
@@ -103,15 +109,14 @@ status cuda_linear_bias(struct cuda *cuda, const struct op_call *call) {
 /* dw = dy^T x and db = the column sums of dy, which is the same product with a column of ones. */
 static status gradients(struct cuda *cuda, const struct op_call *call, const struct operand *dy,
                         const struct operand *x, const struct operand *dw, const struct operand *db) {
-    struct product product = gradient(dy, x, dw, call->accumulate);
-    if (!call->accumulate) { /* the library writes the sums, it cannot add to them */
-        product.epilogue = EPILOGUE_ROW_SUMS;
-        product.vector = db->data;
-        if (product.k > 0 && lt_supports(cuda_lt(cuda), &product))
-            return run(cuda, &product);
-        product.epilogue = EPILOGUE_NONE;
-        product.vector = NULL;
-    }
+    struct product product = gradient(dy, x, dw, call->accumulate), fused = product;
+    bool done;
+    fused.epilogue = EPILOGUE_ROW_SUMS;
+    fused.vector = db->data;
+    TRY(run_fused(cuda, &fused, !call->accumulate && product.k > 0,
+                  &done)); /* it writes the sums, it cannot add to them */
+    if (done)
+        return OK;
     TRY(run(cuda, &product));
     struct op_call sums = *call;
     sums.op = OP_bias_dw;
@@ -126,14 +131,20 @@ status cuda_linear_dw_bias(struct cuda *cuda, const struct op_call *call) {
 
 /* --- activations --- */
 
+/* cuBLASLt's GELU is the tanh form, and wants rows that are whole packs. */
+static bool library_has_act(const struct op_call *call, const struct product *product) {
+    return call->attr->act == ACT_GELU_NEW && product->n % 8 == 0;
+}
+
 status cuda_linear_act(struct cuda *cuda, const struct op_call *call) {
     const struct operand *h = &call->out[0], *y = &call->out[1];
-    struct product product = forward(&call->in[0], &call->in[1], y);
-    product.epilogue = EPILOGUE_GELU_BIAS;
-    product.aux = h->data;
-    TRY(bias_as(cuda, call, &call->in[2], y->dtype, &product.vector));
-    if (call->attr->act == ACT_GELU_NEW && product.n % 8 == 0 && lt_supports(cuda_lt(cuda), &product)) {
-        TRY(run(cuda, &product));
+    struct product fused = forward(&call->in[0], &call->in[1], y);
+    bool done;
+    fused.epilogue = EPILOGUE_GELU_BIAS;
+    fused.aux = h->data;
+    TRY(bias_as(cuda, call, &call->in[2], y->dtype, &fused.vector));
+    TRY(run_fused(cuda, &fused, library_has_act(call, &fused), &done));
+    if (done) {
         TRY(zero_tail(cuda, h));
         return zero_tail(cuda, y);
     }
@@ -147,18 +158,18 @@ status cuda_linear_act(struct cuda *cuda, const struct op_call *call) {
 
 status cuda_linear_dx_act(struct cuda *cuda, const struct op_call *call) {
     const struct operand *h = &call->in[2], *dx = &call->out[0];
-    struct product product = backward(&call->in[0], &call->in[1], dx);
-    product.epilogue = EPILOGUE_DGELU;
-    product.aux = h->data;
-    if (call->attr->act == ACT_GELU_NEW && product.n % 8 == 0 && lt_supports(cuda_lt(cuda), &product))
-        return run(cuda, &product);
+    struct product product = backward(&call->in[0], &call->in[1], dx), fused = product;
+    bool done;
+    fused.epilogue = EPILOGUE_DGELU;
+    fused.aux = h->data;
+    TRY(run_fused(cuda, &fused, library_has_act(call, &fused), &done));
+    if (done)
+        return OK;
+    TRY(run(cuda, &product));
     struct op_call act = *call;
     act.op = OP_act_dx;
     act.in[0] = *h;
     act.in[1] = act.out[0] = *dx;
-    product.epilogue = EPILOGUE_NONE;
-    product.aux = NULL;
-    TRY(run(cuda, &product));
     return cuda_act_dx(cuda, &act);
 }
 

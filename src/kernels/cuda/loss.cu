@@ -1,5 +1,5 @@
 /* Softmax cross-entropy of long rows (a vocabulary), and sums of losses. */
-#include "kernels/cuda/device.cuh"
+#include "kernels/cuda/items.cuh"
 
 namespace {
 
@@ -68,7 +68,7 @@ __global__ void __launch_bounds__(THREADS)
     seen mine = {-INFINITY, 0, 0x7FFFFFFF};
     for (int column = (int)threadIdx.x * N; column < classes; column += THREADS * N) {
         float x[N];
-        load(x, of_row + column);
+        load_item(x, of_row + column);
         mine = add(mine, x, column, classes - column);
     }
     mine = block_merge(mine);
@@ -94,12 +94,12 @@ __global__ void __launch_bounds__(THREADS)
     for (int64_t column = (int64_t)threadIdx.x * N; column < columns; column += THREADS * N) {
         float x[N] = {0};
         if (real) {
-            load(x, logits + row * columns + column);
+            load_item(x, logits + row * columns + column);
 #pragma unroll
             for (int i = 0; i < N; i++)
                 x[i] = column + i < classes ? factor * (expf(x[i] - sum) - (column + i == label ? 1.0f : 0.0f)) : 0.0f;
         }
-        store(dx + row * columns + column, x);
+        store_item(dx + row * columns + column, x);
     }
 }
 
@@ -134,15 +134,10 @@ extern "C" status cuda_xent(struct cuda *cuda, const struct op_call *call) {
     float *lse = (float *)call->out[0].data, *loss = (float *)call->out[1].data;
     int32_t *hit = (int32_t *)call->out[2].data;
     int classes = (int)call->attr->classes;
-    WITH_STORAGE(logits->dtype, {
-        const T *x = (const T *)logits->data;
-        if (packs_fit<T>(x, logits->columns, PACK<T>))
-            LAUNCH((xent_kernel<T, PACK<T>>), grid, block, 0, cuda_stream(cuda), x, labels, logits->rows,
-                   logits->columns, classes, lse, loss, hit);
-        else
-            LAUNCH((xent_kernel<T, 1>), grid, block, 0, cuda_stream(cuda), x, labels, logits->rows, logits->columns,
-                   classes, lse, loss, hit);
-    });
+    WITH_STORAGE(logits->dtype,
+                 WITH_ITEMS(rows_packed(call, logits->columns),
+                            LAUNCH((xent_kernel<T, N>), grid, block, 0, cuda_stream(cuda), (const T *)logits->data,
+                                   labels, logits->rows, logits->columns, classes, lse, loss, hit)));
     return OK;
 }
 
@@ -154,16 +149,10 @@ extern "C" status cuda_xent_dx(struct cuda *cuda, const struct op_call *call) {
     const float *lse = (const float *)call->in[1].data, *scale = (const float *)call->in[3].data;
     const int32_t *labels = (const int32_t *)call->in[2].data;
     int classes = (int)call->attr->classes;
-    WITH_STORAGE(logits->dtype, {
-        const T *x = (const T *)logits->data;
-        T *dx = (T *)call->out[0].data;
-        if (packs_fit<T>(x, logits->columns, PACK<T>) && packs_fit<T>(dx, logits->columns, PACK<T>))
-            LAUNCH((xent_dx_kernel<T, PACK<T>>), grid, block, 0, cuda_stream(cuda), x, lse, labels, scale, logits->rows,
-                   logits->columns, classes, dx);
-        else
-            LAUNCH((xent_dx_kernel<T, 1>), grid, block, 0, cuda_stream(cuda), x, lse, labels, scale, logits->rows,
-                   logits->columns, classes, dx);
-    });
+    WITH_STORAGE(logits->dtype, WITH_ITEMS(rows_packed(call, logits->columns),
+                                           LAUNCH((xent_dx_kernel<T, N>), grid, block, 0, cuda_stream(cuda),
+                                                  (const T *)logits->data, lse, labels, scale, logits->rows,
+                                                  logits->columns, classes, (T *)call->out[0].data)));
     return OK;
 }
 
