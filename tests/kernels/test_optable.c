@@ -413,6 +413,10 @@ static void make_sides(const struct shape *shape, const struct tokens *t, const 
 }
 
 static void free_sides(struct sides *sides) {
+    const void *ragged[] = {sides->ragged.starts, sides->ragged.square_starts, sides->ragged.token_sequence,
+                            sides->ragged.sequence_numbers};
+    for (size_t i = 0; i < sizeof ragged / sizeof *ragged; i++)
+        backend->memory_free(backend, (void *)ragged[i]);
     for (int i = 0; i < MAX_OPERANDS; i++) {
         free(sides->in_data[i]), free(sides->out_start[i]), free(sides->result[i]);
         backend->memory_free(backend, sides->call.in[i].data);
