@@ -208,7 +208,7 @@ check-emu: all check-emulator
 	@BERTH_TEST_DEVICE=cuda sh scripts/run_tests.sh $(EMU_KERNEL_TESTS:%=build/emu/%) $(EMU_KERNEL_TESTS:%=build/emurace/%)
 	@python3 tests/cudaemu/train_check.py $(PROGRAM) build/berth-emu
 
-# what ptxas made of the kernels, as docs/results/kernels.md shows it; fails where registers are spilled
+# a table of what ptxas made of the kernels; fails where registers are spilled
 nvcc-check: all
 	@$(if $(HAVE_CUDA),,echo "nvcc-check: this build has no CUDA (make features)" >&2; exit 2)
 	@python3 scripts/kernel_table.py $(CUDA_SOURCES:src/%.cu=$(BUILD)/obj/%.cu.log) >$(BUILD)/kernels.md; \
