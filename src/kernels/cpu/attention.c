@@ -34,12 +34,12 @@ static struct view matrix_view(const struct operand *operand, const struct head 
 static struct view read_view(struct cpu *cpu, struct view view, int slot) {
     if (view.data)
         return view;
-    const bf16 *from = (const bf16 *)view.operand->data + view.first;
+    const struct operand *operand = view.operand;
     view.data = cpu_scratch(cpu, slot, view.rows * view.columns);
     view.stride = view.columns;
     for (int64_t r = 0; r < view.rows; r++)
-        for (int64_t c = 0; c < view.columns; c++)
-            view.data[r * view.columns + c] = bf16_to_float(from[r * view.step + c]);
+        floats_read(operand->data, operand->dtype, view.first + r * view.step, view.columns,
+                    view.data + r * view.columns);
     return view;
 }
 
@@ -54,10 +54,9 @@ static struct view write_view(struct cpu *cpu, struct view view, int slot) {
 static void view_written(const struct view *view) {
     if (view->operand->dtype == F32)
         return;
-    bf16 *to = (bf16 *)view->operand->data + view->first;
     for (int64_t r = 0; r < view->rows; r++)
-        for (int64_t c = 0; c < view->columns; c++)
-            to[r * view->step + c] = bf16_from_float(view->data[r * view->stride + c]);
+        floats_write(view->operand->data, view->operand->dtype, view->first + r * view->step, view->columns,
+                     view->data + r * view->stride);
 }
 
 static status contract_views(bool transpose_a, bool transpose_b, int64_t k, const struct view *a, const struct view *b,
@@ -133,11 +132,7 @@ static float *matrix_write(const struct operand *operand, const struct head *hea
 }
 
 static void matrix_written(const struct operand *operand, const struct head *head, int64_t j, const float *values) {
-    if (operand->dtype == F32)
-        return;
-    bf16 *to = (bf16 *)operand->data + head->matrix + j * head->n;
-    for (int64_t k = 0; k < head->n; k++)
-        to[k] = bf16_from_float(values[k]);
+    floats_write(operand->data, operand->dtype, head->matrix + j * head->n, head->n, values);
 }
 
 CPU_DISPATCH static status scale_head(struct cpu *cpu, const struct op_call *call, const struct head *head) {

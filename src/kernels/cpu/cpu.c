@@ -118,10 +118,8 @@ static double measure_peak(struct cpu *cpu, enum dtype dtype) {
     void *x = xmalloc(bytes), *w = xmalloc(bytes), *y = xmalloc(bytes);
     for (int64_t i = 0; i < (int64_t)N * N; i++) {
         float value = 0.001f * (float)(i % 1000) - 0.5f; /* not zeros: those are faster on some processors */
-        if (dtype == F32)
-            ((float *)x)[i] = ((float *)w)[i] = value;
-        else
-            ((bf16 *)x)[i] = ((bf16 *)w)[i] = bf16_from_float(value);
+        floats_write(x, dtype, i, 1, &value);
+        floats_write(w, dtype, i, 1, &value);
     }
     struct operand side = {.dtype = dtype, .rows = N, .padded_rows = N, .columns = N};
     struct op_call call = {.op = OP_linear, .in = {side, side}, .out = {side}};

@@ -17,12 +17,13 @@ static void embed_band(void *ctx, int64_t begin, int64_t end) {
     for (int64_t place = 0; place < dy->rows; place++) {
         int64_t row = order[place];
         float *to = sums + index[row] * n;
-        if (dy->dtype == F32)
-            for (int64_t i = begin; i < end; i++)
-                to[i] += ((const float *)dy->data)[row * n + i];
-        else
-            for (int64_t i = begin; i < end; i++)
-                to[i] += bf16_to_float(((const bf16 *)dy->data)[row * n + i]);
+        for (int64_t at = begin; at < end; at += COLUMNS) {
+            int64_t count = end - at < COLUMNS ? end - at : COLUMNS;
+            float buffer[COLUMNS];
+            const float *from = floats_read(dy->data, dy->dtype, row * n + at, count, buffer);
+            for (int64_t i = 0; i < count; i++)
+                to[at + i] += from[i];
+        }
     }
 }
 

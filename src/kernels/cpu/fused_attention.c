@@ -27,11 +27,10 @@ CPU_DISPATCH static void read_rows(const struct op_call *call, const struct oper
                                    float *to) {
     for (int64_t r = 0; r < head->n; r++) {
         int64_t at = (head->row + r) * call->hidden + head->number * head->p;
-        if (operand->dtype == F32)
-            memcpy(to + r * head->p, (const float *)operand->data + at, (size_t)head->p * sizeof *to);
-        else
-            for (int64_t c = 0; c < head->p; c++)
-                to[r * head->p + c] = bf16_to_float(((const bf16 *)operand->data)[at + c]);
+        float *row = to + r * head->p;
+        const float *from = floats_read(operand->data, operand->dtype, at, head->p, row);
+        if (from != row)
+            memcpy(row, from, (size_t)head->p * sizeof *row);
     }
 }
 
@@ -40,11 +39,7 @@ CPU_DISPATCH static void write_rows(const struct op_call *call, const struct ope
                                     int64_t first, int64_t count, const float *from) {
     for (int64_t r = 0; r < count; r++) {
         int64_t at = (head->row + first + r) * call->hidden + head->number * head->p;
-        if (operand->dtype == F32)
-            memcpy((float *)operand->data + at, from + r * head->p, (size_t)head->p * sizeof *from);
-        else
-            for (int64_t c = 0; c < head->p; c++)
-                ((bf16 *)operand->data)[at + c] = bf16_from_float(from[r * head->p + c]);
+        floats_write(operand->data, operand->dtype, at, head->p, from + r * head->p);
     }
 }
 

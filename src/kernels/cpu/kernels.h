@@ -2,6 +2,8 @@
 #ifndef BERTH_KERNELS_CPU_KERNELS_H
 #define BERTH_KERNELS_CPU_KERNELS_H
 
+#include <string.h>
+
 #include "base/parallel.h"
 #include "graph/backend.h"
 
@@ -32,18 +34,37 @@ struct contractions *cpu_contractions(struct cpu *cpu);
 #define CPU_DISPATCH
 #endif
 
-/* --- rows: kernels work on a row of floats at a time, whatever the storage --- */
+/* --- storage: kernels compute in floats, whatever stands in memory. Only these two know the 16-bit types. --- */
+
+/* Elements [at, at + count) as floats: where they stand (f32), or converted into `buffer`. */
+static inline const float *floats_read(const void *data, enum dtype dtype, int64_t at, int64_t count, float *buffer) {
+    if (dtype == F32)
+        return (const float *)data + at;
+    const bf16 *from = (const bf16 *)data + at;
+    for (int64_t i = 0; i < count; i++)
+        buffer[i] = bf16_to_float(from[i]);
+    return buffer;
+}
+
+/* The other way; nothing to do where `values` are these very elements. */
+static inline void floats_write(void *data, enum dtype dtype, int64_t at, int64_t count, const float *values) {
+    if (dtype == F32) {
+        if ((float *)data + at != values)
+            memcpy((float *)data + at, values, (size_t)count * sizeof *values);
+        return;
+    }
+    bf16 *to = (bf16 *)data + at;
+    for (int64_t i = 0; i < count; i++)
+        to[i] = bf16_from_float(values[i]);
+}
+
+/* --- rows: kernels work on a row of floats at a time --- */
 
 static inline int64_t row_offset(const struct operand *operand, int64_t row) { return row * operand->columns; }
 
 /* The row as floats: where it stands (f32), or converted into `buffer`. */
 static inline const float *row_read(const struct operand *operand, int64_t row, float *buffer) {
-    if (operand->dtype == F32)
-        return (const float *)operand->data + row_offset(operand, row);
-    const bf16 *from = (const bf16 *)operand->data + row_offset(operand, row);
-    for (int64_t i = 0; i < operand->columns; i++)
-        buffer[i] = bf16_to_float(from[i]);
-    return buffer;
+    return floats_read(operand->data, operand->dtype, row_offset(operand, row), operand->columns, buffer);
 }
 
 /* Where to put the row's floats: in its place (f32), or in `buffer`; row_written then converts. */
@@ -52,11 +73,7 @@ static inline float *row_write(const struct operand *operand, int64_t row, float
 }
 
 static inline void row_written(const struct operand *operand, int64_t row, const float *values) {
-    if (operand->dtype == F32)
-        return;
-    bf16 *to = (bf16 *)operand->data + row_offset(operand, row);
-    for (int64_t i = 0; i < operand->columns; i++)
-        to[i] = bf16_from_float(values[i]);
+    floats_write(operand->data, operand->dtype, row_offset(operand, row), operand->columns, values);
 }
 
 /* Run `kernel` on every row of output 0, in parallel; outputs' rows beyond the true count become zero. */

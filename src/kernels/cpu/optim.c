@@ -5,9 +5,9 @@
 
 struct update {
     const struct op_call *call;
-    float *grad, *master, *m, *v; /* [f] */
-    bf16 *weights;                /* [f], NULL where master is what operators read */
-    double *partial;              /* [z] or [z,2] sums of a chunk */
+    float *grad, *master, *m, *v;  /* [f] */
+    const struct operand *weights; /* [f] what operators read: master itself, or its copy in the compute dtype */
+    double *partial;               /* [z] or [z,2] sums of a chunk */
     float clip_scale, rate;
     float beta1, beta2, one_minus_beta1, one_minus_beta2, inverse1, inverse_root2, epsilon;
     float decay_of[2]; /* weight decay of parameters without and with it */
@@ -75,14 +75,7 @@ static float decay(const struct update *u, const struct chunk *chunk) {
 }
 
 static void write_weights(const struct update *u, const struct chunk *chunk) {
-    if (!u->weights)
-        return;
-    for (int64_t i = chunk->offset; i < chunk->offset + chunk->count; i++)
-        u->weights[i] = bf16_from_float(u->master[i]);
-}
-
-static bf16 *separate_weights(const struct operand *master, const struct operand *weights) {
-    return weights->data == master->data ? NULL : weights->data;
+    floats_write(u->weights->data, u->weights->dtype, chunk->offset, chunk->count, u->master + chunk->offset);
 }
 
 /* --- adam --- */
@@ -120,7 +113,7 @@ status cpu_adam(struct cpu *cpu, const struct op_call *call) {
                        .master = call->out[0].data,
                        .m = call->out[1].data,
                        .v = call->out[2].data,
-                       .weights = separate_weights(&call->out[0], &call->out[3]),
+                       .weights = &call->out[3],
                        .rate = ((const float *)call->in[2].data)[step[0]]};
     prepare(&u, norm, step);
     parallel_for(call->chunk_count, 1, adam_body, &u);
@@ -201,7 +194,7 @@ status cpu_lamb_apply(struct cpu *cpu, const struct op_call *call) {
     struct update u = {.call = call,
                        .grad = call->in[0].data,
                        .master = call->out[0].data,
-                       .weights = separate_weights(&call->out[0], &call->out[1]),
+                       .weights = &call->out[1],
                        .rate = ((const float *)call->in[3].data)[step[0]],
                        .ratio = ratio};
     parallel_for(call->chunk_count, 1, apply_body, &u);

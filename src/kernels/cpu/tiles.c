@@ -37,25 +37,12 @@ const float *operand_floats(struct cpu *cpu, const struct operand *operand, int 
 
 CPU_DISPATCH const float *segment_read(const struct operand *operand, int64_t row, int64_t column, int64_t count,
                                        float *buffer) {
-    int64_t at = row * operand->columns + column;
-    if (operand->dtype == F32)
-        return (const float *)operand->data + at;
-    const bf16 *from = (const bf16 *)operand->data + at;
-    for (int64_t i = 0; i < count; i++)
-        buffer[i] = bf16_to_float(from[i]);
-    return buffer;
+    return floats_read(operand->data, operand->dtype, row_offset(operand, row) + column, count, buffer);
 }
 
 CPU_DISPATCH void segment_write(const struct operand *operand, int64_t row, int64_t column, int64_t count,
                                 const float *values) {
-    int64_t at = row * operand->columns + column;
-    if (operand->dtype == F32) {
-        memcpy((float *)operand->data + at, values, (size_t)count * sizeof *values);
-        return;
-    }
-    bf16 *to = (bf16 *)operand->data + at;
-    for (int64_t i = 0; i < count; i++)
-        to[i] = bf16_from_float(values[i]);
+    floats_write(operand->data, operand->dtype, row_offset(operand, row) + column, count, values);
 }
 
 /* --- tiles --- */
