@@ -99,7 +99,7 @@ static status cpu_copy(struct backend *backend, void *to, const void *from, size
 
 static bool cpu_supports(const struct backend *backend, enum op op, enum dtype compute) {
     (void)backend;
-    return kernels[op] && (compute == F32 || compute == BF16);
+    return kernels[op] && (compute == F32 || compute == BF16 || compute == F16);
 }
 
 static status cpu_run(struct backend *backend, const struct op_call *call) {

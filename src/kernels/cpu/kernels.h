@@ -40,9 +40,13 @@ struct contractions *cpu_contractions(struct cpu *cpu);
 static inline const float *floats_read(const void *data, enum dtype dtype, int64_t at, int64_t count, float *buffer) {
     if (dtype == F32)
         return (const float *)data + at;
-    const bf16 *from = (const bf16 *)data + at;
-    for (int64_t i = 0; i < count; i++)
-        buffer[i] = bf16_to_float(from[i]);
+    const uint16_t *from = (const uint16_t *)data + at;
+    if (dtype == BF16)
+        for (int64_t i = 0; i < count; i++)
+            buffer[i] = bf16_to_float(from[i]);
+    else
+        for (int64_t i = 0; i < count; i++)
+            buffer[i] = f16_to_float(from[i]);
     return buffer;
 }
 
@@ -53,9 +57,13 @@ static inline void floats_write(void *data, enum dtype dtype, int64_t at, int64_
             memcpy((float *)data + at, values, (size_t)count * sizeof *values);
         return;
     }
-    bf16 *to = (bf16 *)data + at;
-    for (int64_t i = 0; i < count; i++)
-        to[i] = bf16_from_float(values[i]);
+    uint16_t *to = (uint16_t *)data + at;
+    if (dtype == BF16)
+        for (int64_t i = 0; i < count; i++)
+            to[i] = bf16_from_float(values[i]);
+    else
+        for (int64_t i = 0; i < count; i++)
+            to[i] = f16_from_float(values[i]);
 }
 
 /* --- rows: kernels work on a row of floats at a time --- */
