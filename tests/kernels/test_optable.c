@@ -100,6 +100,7 @@ static const struct op_case cases[] = {
     {OP_xent, "rmcv", 64, 0, 0},
     {OP_loss_sum, "rm", 1, 0, 0},
     {OP_xent_dx, "rmcv", 64, 0, 0},
+    {OP_scale_loss, "", 2, 0, 0},
     {OP_linear_dx, "rtkiou", 64, 0, 0},
     {OP_linear_dx, "rmkiov", 64, 0, 0},
     {OP_linear_dw, "rtkiou", 128, 0, 0},
