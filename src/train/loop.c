@@ -165,9 +165,9 @@ static status note_skip(struct loop *loop, const struct step_result *result) {
     int64_t step = result->step + 1;
     char scale[64] = "";
     if (result->loss_scale > LOSS_SCALE_LEAST)
-        snprintf(scale, sizeof scale, "; the loss scale falls below %.0f", result->loss_scale);
-    log_warn("step %lld skipped: the gradient norm is %g (loss %g)%s", (long long)step, result->grad_norm, result->loss,
-             scale);
+        snprintf(scale, sizeof scale, "; the loss scale, %.0f, is halved", result->loss_scale);
+    double norm = fabs(result->grad_norm); /* without the sign of a NaN, which says nothing */
+    log_warn("step %lld skipped: the gradient norm is %g (loss %g)%s", (long long)step, norm, result->loss, scale);
     if (result->loss_scale > LOSS_SCALE_LEAST || ++loop->skips < SKIPS_IN_A_ROW)
         return OK;
     return failed(
