@@ -30,6 +30,16 @@ status network_graph(const struct bert_config *config, const struct bert_shape *
     return OK;
 }
 
+status network_start(struct network *network, const struct optim_config *optim, uint64_t seed) {
+    struct backend *backend = network->backend;
+    TRY(exec_new(&network->exec, network->graph, backend, seed));
+    network->feed = feed_new(network->exec, network->graph, &network->config, &network->io);
+    if (!optim)
+        return OK;
+    TRY(backend->host_memory_new(backend, (void **)&network->sums, STEPS_UNDER_WAY * sizeof *network->sums));
+    return network_set_loss_scale(network, (const double[]){optim->loss_scale, 0});
+}
+
 status network_new(struct network *network, const struct bert_config *config, const struct bert_shape *shape,
                    const struct network_form *form, const struct optim_config *optim, int64_t steps, uint64_t seed,
                    struct backend *backend, struct comm *comm) {
@@ -37,13 +47,7 @@ status network_new(struct network *network, const struct bert_config *config, co
     status code =
         network_graph(&network->config, shape, form, optim, steps, &network->graph, &network->io, &network->optim);
     if (code == OK)
-        code = exec_new(&network->exec, network->graph, backend, seed);
-    if (code == OK)
-        network->feed = feed_new(network->exec, network->graph, &network->config, &network->io);
-    if (code == OK && optim)
-        code = backend->host_memory_new(backend, (void **)&network->sums, STEPS_UNDER_WAY * sizeof *network->sums);
-    if (code == OK && optim)
-        code = network_set_loss_scale(network, (const double[]){optim->loss_scale, 0});
+        code = network_start(network, optim, seed);
     if (code != OK)
         network_free(network);
     return code;
@@ -52,7 +56,7 @@ status network_new(struct network *network, const struct bert_config *config, co
 void network_free(struct network *network) {
     feed_free(network->feed);
     if (network->sums)
-        network->backend->host_memory_free(network->backend, network->sums);
+        exec_backend(network->exec)->host_memory_free(exec_backend(network->exec), network->sums);
     exec_free(network->exec);
     graph_free(network->graph);
     if (network->comm)

@@ -60,6 +60,8 @@ status network_graph(const struct bert_config *config, const struct bert_shape *
 status network_new(struct network *network, const struct bert_config *config, const struct bert_shape *shape,
                    const struct network_form *form, const struct optim_config *optim, int64_t steps, uint64_t seed,
                    struct backend *backend, struct comm *comm);
+/* The last part of it: for a network whose graph, tensors, backend and comm are there. */
+status network_start(struct network *network, const struct optim_config *optim, uint64_t seed);
 void network_free(struct network *network);
 /* "fp32", "bf16", "fp16": the dtype as settings and checkpoints call it. */
 const char *precision_name(enum dtype compute);
