@@ -322,7 +322,8 @@ static double worst_difference(const struct graph *graph, const float *a, const 
 }
 
 /* Every level, and the full one without each rule in turn, computes what the unfused graph does: dropout on and off,
- * with and without NSP, with activations made again in one of the variants, all in f32, whose rounding explains 1e-5. */
+ * with and without NSP, with activations made again in one of the variants, all in f32, whose rounding explains 1e-5.
+ */
 static void test_fusion_changes_nothing(void **state) {
     (void)state;
     bool fires[64] = {false}; /* a rule is needed somewhere: without it more operators are left */
