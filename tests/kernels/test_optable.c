@@ -1,14 +1,14 @@
 /* The operator table against the specification.
  *
- *   test_optable               every operator, f32 and bf16 (and f16), on ragged shapes, held against double precision
+ *   test_optable               every operator, f32, bf16 and f16, on ragged shapes, held against double precision
  *                              (reference.c); gradients held against finite differences; bits against the number of
  * threads test_optable only NAME...  these operators alone test_optable perf          time, GB/s and GFLOP/s of every
  * operator at BERT-base size (perf T I HEADS V to choose) test_optable support       which operators the backend has
  *
  * Tolerances: f32 arithmetic of a sum of K terms errs by some sqrt(K) roundings of 2^-24 of its magnitude, so the bound
  * is `growth` (from the table of cases) x 2^-24 x the magnitude, the larger of the reference's value and its root mean
- * square; a bf16 result adds half a unit in its last place, at most 2^-8 of the value. Inputs are the same rounded
- * values on both sides. */
+ * square; a bf16 or f16 result adds half a unit in its last place, at most 2^-8 or 2^-11 of the value. Inputs are the
+ * same rounded values on both sides. */
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -101,6 +101,7 @@ static const struct op_case cases[] = {
     {OP_xent, "rmcv", 64, 0, 0},
     {OP_loss_sum, "rm", 1, 0, 0},
     {OP_xent_dx, "rmcv", 64, 0, 0},
+    {OP_scale_loss, "", 2, 0, 0},
     {OP_linear_dx, "rtkiou", 64, 0, 0},
     {OP_linear_dx, "rmkiov", 64, 0, 0},
     {OP_linear_dw, "rtkiou", 128, 0, 0},
@@ -602,7 +603,8 @@ static void test_no_operator_is_left_out(void **state) {
         bool of_optimizer = op_info(op)->kind == UPDATE || op == OP_grad_norm; /* tests/optim */
         if (!of_optimizer && !in_table(op))
             fail_msg("operator %s has no case in this table", op_info(op)->name);
-        assert_true(backend->supports(backend, op, F32) && backend->supports(backend, op, BF16));
+        for (int compute = F32; compute <= F16; compute++)
+            assert_true(backend->supports(backend, op, compute));
     }
 }
 
@@ -653,10 +655,6 @@ static void test_bf16(void **state) {
 
 static void test_f16(void **state) {
     (void)state;
-    if (!backend->supports(backend, OP_linear, F16)) {
-        print_message("skipped: the %s backend has no f16\n", backend->name);
-        skip();
-    }
     all_cases(F16);
 }
 
@@ -849,7 +847,7 @@ static int perf(int argc, char **argv) {
            (long long)tokens, (long long)hidden, (long long)shape.heads, (long long)shape.vocabulary,
            parallel_threads(), "operator", "dtype", "us", "GB/s", "GFLOP/s");
     for (int c = 0; c < CASES; c++)
-        for (enum dtype compute = F32; compute <= BF16; compute++) {
+        for (enum dtype compute = F32; compute <= F16; compute++) {
             struct sides sides;
             make_sides(&shape, &t, &cases[c], compute, &attr, &sides);
             const struct op_info *info = op_info(cases[c].op);
@@ -881,10 +879,10 @@ static int perf(int argc, char **argv) {
 static int support(void) {
     if (test_backend_new(&backend) != OK)
         return 1;
-    printf("%-20s %4s %5s  %s\n", "operator", "f32", "bf16", backend->name);
+    printf("%-20s %4s %5s %4s  %s\n", "operator", "f32", "bf16", "f16", backend->name);
     for (int op = 0; op < OP_COUNT; op++)
-        printf("%-20s %4s %5s\n", op_info(op)->name, backend->supports(backend, op, F32) ? "yes" : "no",
-               backend->supports(backend, op, BF16) ? "yes" : "no");
+        printf("%-20s %4s %5s %4s\n", op_info(op)->name, backend->supports(backend, op, F32) ? "yes" : "no",
+               backend->supports(backend, op, BF16) ? "yes" : "no", backend->supports(backend, op, F16) ? "yes" : "no");
     backend->free(backend);
     return 0;
 }

@@ -23,6 +23,7 @@ struct cpu {
     } * scratch, shared[SHARED_SLOTS]; /* [threads][SLOTS]; of all threads */
     double peak[DTYPE_COUNT];          /* flop/s, measured once */
     double bandwidth;                  /* bytes/s, measured once */
+    double marks[BACKEND_MARKS];       /* clock_seconds: work is done when it is given */
 };
 
 typedef status (*kernel)(struct cpu *cpu, const struct op_call *call);
@@ -101,9 +102,28 @@ static status cpu_copy(struct backend *backend, void *to, const void *from, size
     return OK;
 }
 
+static status cpu_host_memory_new(struct backend *backend, void **out, size_t bytes) {
+    return cpu_memory_new(backend, out, bytes, "results");
+}
+
+static status cpu_mark(struct backend *backend, int mark) {
+    ((struct cpu *)backend)->marks[mark] = clock_seconds();
+    return OK;
+}
+
+static status cpu_reach(struct backend *backend, int mark) {
+    (void)backend, (void)mark;
+    return OK;
+}
+
+static double cpu_seconds_between(struct backend *backend, int from, int to) {
+    const double *marks = ((struct cpu *)backend)->marks;
+    return marks[to] - marks[from];
+}
+
 static bool cpu_supports(const struct backend *backend, enum op op, enum dtype compute) {
     (void)backend;
-    return kernels[op] && (compute == F32 || compute == BF16);
+    return kernels[op] && (compute == F32 || compute == BF16 || compute == F16);
 }
 
 static status cpu_run(struct backend *backend, const struct op_call *call) {
@@ -264,6 +284,12 @@ status cpu_backend_new(struct backend **out, int threads) {
                                     .memory_free = cpu_memory_free,
                                     .upload = cpu_copy,
                                     .download = cpu_copy,
+                                    .download_later = cpu_copy,
+                                    .host_memory_new = cpu_host_memory_new,
+                                    .host_memory_free = cpu_memory_free,
+                                    .mark = cpu_mark,
+                                    .reach = cpu_reach,
+                                    .seconds_between = cpu_seconds_between,
                                     .supports = cpu_supports,
                                     .run = cpu_run,
                                     .wait = cpu_wait,
