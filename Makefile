@@ -135,6 +135,7 @@ $(BUILD)/obj/main.o: CPPFLAGS += -DBERTH_VERSION='"$(VERSION)$(if $(COMMIT), ($(
 $(BUILD)/obj/main.o: $(BUILD)/version.stamp
 # the loops of the kernels can only be vectorized when comparisons need not raise exceptions; no value changes
 $(BUILD)/obj/kernels/cpu/%.o: CFLAGS += -fno-trapping-math -fno-math-errno
+$(BUILD)/obj/kernels/cpu/floats_kernels.o: CFLAGS += -ffp-contract=fast
 $(BUILD)/obj/%.o: src/%.c $(BUILD)/flags.stamp
 	@mkdir -p $(@D)
 	$(COMPILE) -MMD -MP -c $< -o $@
