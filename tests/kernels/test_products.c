@@ -1,8 +1,8 @@
 /* Our own products beside the library's.
  *
  *   test_products              every instruction set, also those that this processor lacks, on shapes with tails
- *   test_products perf [PART]  one line a shape whose name holds PART: "gemm NAME berth library ratio", GFLOP/s; best of
- *                              rounds that alternate between the two */
+ *   test_products perf [PART]  one line a shape whose name holds PART: "gemm NAME berth library ratio", GFLOP/s; best
+ * of rounds that alternate between the two */
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -50,8 +50,7 @@ static struct op_call call_new(enum what what, int64_t m, int64_t n, int64_t k, 
     call.in[0] = operand_new(m, padded, forward ? k : n, dtype, 1);
     call.in[1] = what == WEIGHTS ? operand_new(m, padded, k, dtype, 2) : operand_new(n, n, k, dtype, 2);
     call.in[2] = what == FORWARD_ACT ? operand_new(n, n, 1, F32, 3) : (struct operand){0};
-    call.out[0] =
-        what == WEIGHTS ? operand_new(n, n, k, F32, 4) : operand_new(m, padded, forward ? n : k, dtype, 4);
+    call.out[0] = what == WEIGHTS ? operand_new(n, n, k, F32, 4) : operand_new(m, padded, forward ? n : k, dtype, 4);
     call.out[1] = what == FORWARD_ACT ? operand_new(m, padded, n, dtype, 5) : (struct operand){0};
     return call;
 }

@@ -9,7 +9,7 @@ typedef float NAME(unaligned) __attribute__((vector_size(VECTOR_BYTES), aligned(
 enum { NAME(COLUMNS) = 2 * VECTOR_BYTES / 4 };
 
 static void NAME(multiply)(int64_t depth, const void *a_block, const void *b_panel, float *c, int64_t stride_c,
-                           bool add) {
+                           bool add, const char *next) {
     const float *a = a_block;
     const NAME(vector) *b = b_panel;
     NAME(vector) left[ROWS], right[ROWS]; /* in registers, as every loop over rows is unrolled */
@@ -18,12 +18,16 @@ static void NAME(multiply)(int64_t depth, const void *a_block, const void *b_pan
         left[r] = right[r] = (NAME(vector)){0};
         __builtin_prefetch(c + r * stride_c, 1);
     }
-    for (int64_t k = 0; k < depth; k++, a++, b += 2)
+    for (int64_t k = 0; k < depth; k += FETCH, next += 64) {
+        __builtin_prefetch(next, 0, 2);
+        int64_t end = depth - k < FETCH ? depth - k : FETCH;
+        for (int64_t i = 0; i < end; i++, a++, b += 2)
 #pragma GCC unroll 16
-        for (int r = 0; r < ROWS; r++) {
-            left[r] += a[r * A_STRIDE] * b[0];
-            right[r] += a[r * A_STRIDE] * b[1];
-        }
+            for (int r = 0; r < ROWS; r++) {
+                left[r] += a[r * A_STRIDE] * b[0];
+                right[r] += a[r * A_STRIDE] * b[1];
+            }
+    }
 #pragma GCC unroll 16
     for (int r = 0; r < ROWS; r++, c += stride_c) {
         NAME(unaligned) *to = (NAME(unaligned) *)c;
@@ -47,8 +51,10 @@ static void NAME(pack_b)(const struct matrix *b, const struct piece *piece, void
 const struct kernel NAME(kernel) = {.rows = ROWS,
                                     .columns = NAME(COLUMNS),
                                     .depth = DEPTH,
+                                    .block_rows = BLOCK_ROWS,
                                     .a_block = BLOCK_ROWS * A_STRIDE * sizeof(float),
                                     .b_panel = (int64_t)DEPTH * NAME(COLUMNS) * sizeof(float),
+                                    .fetched = DEPTH / FETCH * 64,
                                     .pack_a = NAME(pack_a),
                                     .pack_b = NAME(pack_b),
                                     .multiply = NAME(multiply)};

@@ -19,6 +19,18 @@ static bool has_avx512(void) {
            __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq");
 }
 
+/* The instructions, an operating system that saves the tiles, and its leave to use them, which all threads get. */
+static bool has_amx(void) {
+    enum { AMX_BF16 = 1 << 22, AMX_TILE = 1 << 24, OSXSAVE = 1 << 27, TILE_STATE = 3 << 17 };
+    enum { REQUEST_PERMISSION = 0x1023, TILE_DATA = 18 }; /* ARCH_REQ_XCOMP_PERM of asm/prctl.h */
+    unsigned a, b, c, d, state, high;
+    if (!has_avx512() || !__get_cpuid(1, &a, &b, &c, &d) || !(c & OSXSAVE) ||
+        !__get_cpuid_count(7, 0, &a, &b, &c, &d) || !(d & AMX_BF16) || !(d & AMX_TILE))
+        return false;
+    __asm__("xgetbv" : "=a"(state), "=d"(high) : "c"(0));
+    return (state & TILE_STATE) == TILE_STATE && syscall(SYS_arch_prctl, REQUEST_PERMISSION, TILE_DATA) == 0;
+}
+
 #endif
 
 /* Best first. `library`: operands of this dtype are multiplied by oneDNN, where the build has it, unless BERTH_ISA asks
@@ -30,10 +42,12 @@ static const struct isa {
     bool library, test_only;
 } isas[] = {
 #if defined(__x86_64__) && !defined(__clang__)
+    {"amx", has_amx, &kernel_avx512, &kernel_amx, false, false},
     {"avx512", has_avx512, &kernel_avx512, NULL, false, false},
     {"avx2", has_avx2, &kernel_avx2, NULL, false, false},
     {"plain", always, &kernel_plain, NULL, true, false},
     /* the same code on other processors: for tests */
+    {"amx-emulated", has_avx2, &kernel_avx512_emulated, &kernel_amx_emulated, false, true},
     {"avx512-emulated", has_avx2, &kernel_avx512_emulated, NULL, false, true},
 #else
     {"plain", always, &kernel_plain, NULL, true, false},
@@ -65,8 +79,9 @@ status products_choose(const char *name) {
     }
     const struct isa *isa = named(name);
     if (!isa)
-        return bad_input("BERTH_ISA=%s: expected amx, avx512, avx2, plain%s, or nothing: the best that the processor has",
-                         name, has_library ? ", library (oneDNN)" : "");
+        return bad_input(
+            "BERTH_ISA=%s: expected amx, avx512, avx2, plain%s, or nothing: the best that the processor has", name,
+            has_library ? ", library (oneDNN)" : "");
     if (!isa->is_there())
         return bad_input("BERTH_ISA=%s: this processor does not have it; its best is %s", name, named(NULL)->name);
     in_use = isa;

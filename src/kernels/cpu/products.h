@@ -20,20 +20,21 @@ struct piece {
     int64_t line, lines, k, depth;
 };
 
-enum { BLOCK_ROWS = 96, PIECE_ALIGN = 64 };
-
-/* How an instruction set multiplies. Operands are packed first, each block in one piece of memory: of a [BLOCK_ROWS,
- * depth], whatever its order inside; of b [depth, columns], a panel. What is missing of a block is packed as zeros. */
+/* How an instruction set multiplies. Operands are packed first, each block in one piece of memory: of a [block_rows,
+ * depth], whatever its order inside, but slivers of `rows` rows follow each other; of b panels [depth, columns]. What
+ * is missing of a sliver or a panel is packed as zeros. */
 struct kernel {
-    int rows, columns; /* of c that `multiply` makes in registers */
-    int depth;         /* of a block: k is cut into such pieces */
-    int64_t a_block;   /* bytes of a packed block of a; `rows` rows of it are a_block * rows / BLOCK_ROWS */
-    int64_t b_panel;   /* bytes of a packed panel of b */
+    int rows, columns;        /* of c that `multiply` makes in registers */
+    int depth;                /* of a block: k is cut into such pieces */
+    int block_rows;           /* a multiple of rows */
+    int64_t a_block, b_panel; /* bytes */
+    int64_t fetched;          /* bytes from `next` on that `multiply` asks for when depth is whole */
     /* sums, where not NULL: [lines] sums over k of the piece */
     void (*pack_a)(const struct matrix *a, const struct piece *piece, void *block, float *sums);
     void (*pack_b)(const struct matrix *b, const struct piece *piece, void *panels);
-    /* c[rows, columns] = a b (+ c) */
-    void (*multiply)(int64_t depth, const void *a, const void *b, float *c, int64_t stride_c, bool add);
+    /* c[rows, columns] = a b (+ c), and fetches into the second-level cache what will be wanted next */
+    void (*multiply)(int64_t depth, const void *a, const void *b, float *c, int64_t stride_c, bool add,
+                     const char *next);
     void (*begin)(void), (*end)(void); /* around the work of a thread; NULL: nothing to do */
 };
 
@@ -47,13 +48,13 @@ const struct kernel *products_kernel(enum dtype a, enum dtype b);
 /* Every tile of the job, on all threads. */
 status products_run(const struct kernel *kernel, const struct tile_job *job);
 
-/* One product of floats by the calling thread. */
+/* One product of floats as contraction.h describes it; in a parallel region, by the calling thread. */
 struct product;
-void products_f32(const struct kernel *kernel, const struct product *product, const float *a, const float *b, float *c);
+void products_f32(const struct product *product, const float *a, const float *b, float *c);
 
 extern const struct kernel kernel_plain;
 #if defined(__x86_64__) && !defined(__clang__)
-extern const struct kernel kernel_avx2, kernel_avx512, kernel_avx512_emulated;
+extern const struct kernel kernel_avx2, kernel_avx512, kernel_avx512_emulated, kernel_amx, kernel_amx_emulated;
 #endif
 
 #endif
