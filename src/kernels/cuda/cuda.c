@@ -6,6 +6,7 @@
 #include "base/clock.h"
 #include "base/memory.h"
 #include "kernels/cuda/contraction.h"
+#include "kernels/cuda/cublaslt.h"
 #include "kernels/cuda/kernels.h"
 
 /* Copies to the device go through pinned memory, a segment after the other, so that they do not hold up the host: a
@@ -299,6 +300,7 @@ static void cuda_free(struct backend *backend) {
 }
 
 static status open_device(struct cuda *cuda, bool tf32) {
+    TRY(cublaslt_load());
     int count = cuda_device_count();
     if (count == 0)
         return bad_input(
