@@ -1,7 +1,7 @@
-/* The loop nest of our own products. Operand a (activations) is packed once for all threads, in blocks; then threads
- * draw blocks of columns: each packs its part of b (weights), of all k, for itself, which lies in the second-level
- * cache while the rows pass by. A tile is [block_rows, columns of the block]; its sums over k run block after block in
- * fixed order, whoever computes it, and the epilogue follows while it is in the cache. */
+/* The loop nest of our own products. The smaller operand is packed first, by all threads for all. Then threads draw
+ * blocks of the other: each packs one, of all k, for itself, which stays in its caches while the shared operand passes
+ * by. A tile is where a block of rows and a block of columns meet: its sums over k run block after block in fixed
+ * order, whoever computes it, and the epilogue follows while it is in the cache. */
 #include "kernels/cpu/products.h"
 
 #include <stdatomic.h>
@@ -9,64 +9,79 @@
 #include "kernels/cpu/contraction.h"
 
 enum {
-    SLAB_ROWS = 2048,      /* of a, packed at a time, */
-    SLAB_FLOATS = 8 << 20, /* and no more than this, so that it stays in the last-level cache */
-    SLAB_DEPTH = 2048,     /* of a product that adds to memory anyway */
-    TASKS = 8,             /* a thread at least, to even out cores that are taken away */
-    LINE = 64,             /* bytes: packed operands begin with a cache line */
-    MOST_C = 1024          /* floats that a micro-kernel makes */
+    SLAB_DEPTH = 2048, /* of k at a time, where the product adds to memory anyway */
+    COLUMNS = 128,     /* of a tile, if rows are drawn */
+    TASKS = 8,         /* a thread at least, to even out cores that are taken away */
+    LINE = 64,         /* bytes: packed operands begin with a cache line */
+    MOST_C = 1024      /* floats that a micro-kernel makes */
 };
 
 struct nest {
     const struct kernel *kernel;
     const struct tile_job *job;
     struct matrix a[MOST_TERMS], b[MOST_TERMS];
-    int64_t row, rows, k, depth; /* the slab: rows [row, row + rows) of c, and of every term k [k, k + depth) */
-    int64_t row_tiles, k_blocks; /* k_blocks: of one term */
-    int64_t column_step, column_blocks, row_groups, tasks; /* column_blocks: of one part */
-    char *packed_a;
-    float *sums; /* [k_blocks][row_tiles * block_rows], or NULL */
+    int64_t k, depth;        /* the slab: of every term k [k, k + depth) */
+    int64_t k_blocks, all_k; /* of one term; of all */
+    bool draw_rows;          /* or columns: blocks of them are drawn, and the other operand is shared */
+    int64_t row_tiles;       /* blocks of rows */
+    int64_t column_step, column_blocks, column_tiles; /* column_blocks: of one part; column_tiles: of all */
+    int64_t groups, tasks;                            /* a task is one block drawn and a group of the shared ones */
+    char *shared;
+    float *sums; /* [k_blocks][rows], or NULL */
     _Atomic int64_t next;
 };
 
 static int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
 static int64_t cuts(int64_t whole, int64_t part) { return (whole + part - 1) / part; }
 
-/* Scratch is aligned for floats; packed operands want whole cache lines. */
+/* Scratch is aligned for floats only. */
 static void *aligned(float *scratch) { return (void *)(((uintptr_t)scratch + LINE - 1) / LINE * LINE); }
-
 static int64_t floats_of(int64_t bytes) { return (bytes + LINE) / (int64_t)sizeof(float); }
 
-/* --- packing --- */
+/* --- blocks of rows and of columns --- */
 
-static struct piece piece_of(const struct nest *nest, int64_t line, int64_t lines, int64_t k_block) {
-    int64_t k = k_block * nest->kernel->depth;
-    return (struct piece){line, lines, nest->k + k, least(nest->kernel->depth, nest->depth - k)};
+static int64_t first_row(const struct nest *nest, int64_t row_tile) { return row_tile * nest->kernel->block_rows; }
+
+static int64_t rows_of(const struct nest *nest, int64_t row_tile) {
+    return least(nest->kernel->block_rows, nest->job->rows - first_row(nest, row_tile));
 }
 
-/* A block is number (row tile, term, block of k). */
-static void pack_blocks(void *ctx, int64_t begin, int64_t end) {
-    const struct nest *nest = ctx;
-    int64_t rows = nest->kernel->block_rows;
-    for (int64_t number = begin; number < end; number++) {
-        int64_t k_block = number % nest->k_blocks, rest = number / nest->k_blocks;
-        int64_t term = rest % nest->job->terms, line = rest / nest->job->terms * rows;
-        struct piece piece = piece_of(nest, nest->row + line, least(rows, nest->rows - line), k_block);
-        float *sums = nest->sums ? nest->sums + k_block * nest->row_tiles * rows + line : NULL;
-        nest->kernel->pack_a(&nest->a[term], &piece, nest->packed_a + number * nest->kernel->a_block, sums);
+static int64_t first_column(const struct nest *nest, int64_t column_tile) {
+    return column_tile % nest->column_blocks * nest->column_step;
+}
+
+static int64_t columns_of(const struct nest *nest, int64_t column_tile) {
+    return least(nest->column_step, nest->job->columns - first_column(nest, column_tile));
+}
+
+static int64_t depth_of(const struct nest *nest, int64_t k_block) {
+    return least(nest->kernel->depth, nest->depth - k_block * nest->kernel->depth);
+}
+
+/* --- packing: a block of rows or columns, of one block of k after the other, term after term --- */
+
+static int64_t packed_bytes(const struct nest *nest, bool rows) {
+    return rows ? nest->kernel->a_block : cuts(nest->column_step, nest->kernel->columns) * nest->kernel->b_panel;
+}
+
+static void pack(const struct nest *nest, bool rows, int64_t number, int64_t block, void *to, bool sums) {
+    int64_t term = block / nest->k_blocks, k_block = block % nest->k_blocks;
+    struct piece piece = {.k = nest->k + k_block * nest->kernel->depth, .depth = depth_of(nest, k_block)};
+    if (rows) {
+        piece.line = first_row(nest, number), piece.lines = rows_of(nest, number);
+        nest->kernel->pack_a(&nest->a[term], &piece, to,
+                             sums && nest->sums ? nest->sums + k_block * nest->job->rows + piece.line : NULL);
+    } else {
+        piece.line = first_column(nest, number), piece.lines = columns_of(nest, number);
+        nest->kernel->pack_b(&nest->b[nest->job->terms > 1 ? term : number / nest->column_blocks], &piece, to);
     }
 }
 
-static int64_t panels_of(const struct nest *nest) { return cuts(nest->column_step, nest->kernel->columns); }
-
-/* Panels of b are number (term, block of k, panel). */
-static void pack_columns(const struct nest *nest, int part, int64_t column, int64_t columns, char *to) {
-    int64_t block = panels_of(nest) * nest->kernel->b_panel;
-    for (int term = 0; term < nest->job->terms; term++)
-        for (int64_t k_block = 0; k_block < nest->k_blocks; k_block++, to += block) {
-            struct piece piece = piece_of(nest, column, columns, k_block);
-            nest->kernel->pack_b(&nest->b[nest->job->terms > 1 ? term : part], &piece, to);
-        }
+static void pack_shared(void *ctx, int64_t begin, int64_t end) {
+    const struct nest *nest = ctx;
+    for (int64_t number = begin; number < end; number++)
+        pack(nest, !nest->draw_rows, number / nest->all_k, number % nest->all_k,
+             nest->shared + number * packed_bytes(nest, !nest->draw_rows), true);
 }
 
 /* --- a tile --- */
@@ -103,118 +118,122 @@ static void multiply_block(const struct kernel *kernel, int64_t depth, const cha
     }
 }
 
-static void run_tile(const struct nest *nest, int64_t row_tile, struct tile *tile, const char *packed_b) {
-    const struct kernel *kernel = nest->kernel;
+static void run_tile(const struct nest *nest, int64_t row_tile, int64_t column_tile, const char *a, const char *b,
+                     float *values) {
     const struct tile_job *job = nest->job;
-    int64_t line = row_tile * kernel->block_rows, blocks = job->terms * nest->k_blocks;
-    tile->row = nest->row + line;
-    tile->rows = least(kernel->block_rows, nest->rows - line);
+    struct tile tile = {.part = (int)(column_tile / nest->column_blocks),
+                        .row = first_row(nest, row_tile),
+                        .rows = rows_of(nest, row_tile),
+                        .column = first_column(nest, column_tile),
+                        .columns = columns_of(nest, column_tile),
+                        .stride = cuts(nest->column_step, nest->kernel->columns) * nest->kernel->columns,
+                        .values = values};
     if (!job->epilogue) {
-        tile->stride = job->columns;
-        tile->values = (float *)job->call->out[tile->part].data + tile->row * tile->stride + tile->column;
+        tile.stride = job->columns;
+        tile.values = (float *)job->call->out[tile.part].data + tile.row * tile.stride + tile.column;
     }
-    const char *a = nest->packed_a + row_tile * blocks * kernel->a_block;
-    for (int64_t block = 0; block < blocks; block++)
-        multiply_block(kernel, piece_of(nest, 0, 0, block % nest->k_blocks).depth, a + block * kernel->a_block,
-                       packed_b + block * panels_of(nest) * kernel->b_panel, tile,
+    for (int64_t block = 0; block < nest->all_k; block++)
+        multiply_block(nest->kernel, depth_of(nest, block % nest->k_blocks), a + block * packed_bytes(nest, true),
+                       b + block * packed_bytes(nest, false), &tile,
                        block > 0 || nest->k > 0 || (job->add && !job->epilogue), job->epilogue);
     if (job->epilogue)
-        job->epilogue(job, tile);
+        job->epilogue(job, &tile);
 }
 
 /* --- the work of a thread --- */
 
-static int64_t b_bytes(const struct nest *nest) {
-    return nest->job->terms * nest->k_blocks * panels_of(nest) * nest->kernel->b_panel;
+static void run_task(const struct nest *nest, int64_t drawn, int64_t group, const char *own, float *values) {
+    int64_t shared = nest->draw_rows ? nest->column_tiles : nest->row_tiles;
+    int64_t bytes = nest->all_k * packed_bytes(nest, !nest->draw_rows);
+    for (int64_t i = group * shared / nest->groups; i < (group + 1) * shared / nest->groups; i++)
+        if (nest->draw_rows)
+            run_tile(nest, drawn, i, own, nest->shared + i * bytes, values);
+        else
+            run_tile(nest, i, drawn, nest->shared + i * bytes, own, values);
 }
 
 static void run_tasks(void *ctx, int64_t begin, int64_t end) {
     (void)begin, (void)end; /* threads, not tasks: those are drawn one by one */
     struct nest *nest = ctx;
-    const struct tile_job *job = nest->job;
-    int64_t packed = -1, width = panels_of(nest) * nest->kernel->columns;
-    char *b = aligned(cpu_scratch(job->cpu, 0, floats_of(b_bytes(nest))));
-    int64_t tile_bytes = nest->kernel->block_rows * width * (int64_t)sizeof(float);
-    float *values = job->epilogue ? aligned(cpu_scratch(job->cpu, 1, floats_of(tile_bytes))) : NULL;
-    if (nest->kernel->begin)
-        nest->kernel->begin();
+    const struct kernel *kernel = nest->kernel;
+    struct cpu *cpu = nest->job->cpu;
+    int64_t packed = -1, bytes = packed_bytes(nest, nest->draw_rows);
+    char *own = aligned(cpu_scratch(cpu, 0, floats_of(nest->all_k * bytes)));
+    int64_t tile_floats = kernel->block_rows * cuts(nest->column_step, kernel->columns) * kernel->columns;
+    float *values = aligned(cpu_scratch(cpu, 1, tile_floats + LINE));
+    if (kernel->begin)
+        kernel->begin();
     for (int64_t task; (task = atomic_fetch_add(&nest->next, 1)) < nest->tasks;) {
-        int64_t block = task / nest->row_groups, group = task % nest->row_groups;
-        struct tile tile = {.part = (int)(block / nest->column_blocks),
-                            .column = block % nest->column_blocks * nest->column_step,
-                            .values = values,
-                            .stride = width};
-        tile.columns = least(nest->column_step, job->columns - tile.column);
-        if (block != packed)
-            pack_columns(nest, tile.part, tile.column, tile.columns, b);
-        packed = block;
-        for (int64_t row_tile = group * nest->row_tiles / nest->row_groups;
-             row_tile < (group + 1) * nest->row_tiles / nest->row_groups; row_tile++)
-            run_tile(nest, row_tile, &tile, b);
+        int64_t drawn = task / nest->groups, group = task % nest->groups;
+        for (int64_t block = 0; block < nest->all_k && drawn != packed; block++)
+            pack(nest, nest->draw_rows, drawn, block, own + block * bytes, group == 0);
+        packed = drawn;
+        run_task(nest, drawn, group, own, values);
     }
-    if (nest->kernel->end)
-        nest->kernel->end();
+    if (kernel->end)
+        kernel->end();
 }
 
 /* --- slabs --- */
 
 static void add_sums(const struct nest *nest) {
-    float *to = nest->job->sums;
-    for (int64_t row = 0; row < nest->rows; row++) {
-        float sum = nest->job->add || nest->k > 0 ? to[nest->row + row] : 0;
+    const struct tile_job *job = nest->job;
+    for (int64_t row = 0; row < job->rows; row++) {
+        float sum = job->add || nest->k > 0 ? job->sums[row] : 0;
         for (int64_t block = 0; block < nest->k_blocks; block++)
-            sum += nest->sums[block * nest->row_tiles * nest->kernel->block_rows + row];
-        to[nest->row + row] = sum;
+            sum += nest->sums[block * job->rows + row];
+        job->sums[row] = sum;
     }
 }
 
-/* Blocks of columns narrow enough that every thread gets some tasks; then groups of rows, if they are still too few. */
+/* Blocks that are drawn are narrow enough that every thread gets some; if they are still too few, what is shared is cut
+ * into groups, and several threads may pack the same block. */
 static void cut(struct nest *nest) {
     const struct tile_job *job = nest->job;
     int64_t wanted = (int64_t)TASKS * parallel_threads(), panel = nest->kernel->columns;
-    int64_t narrow = job->columns * job->parts / wanted / panel * panel;
-    nest->column_step =
-        job->column_step ? job->column_step : least(narrow < 2 * panel ? 2 * panel : narrow, TILE_COLUMNS);
+    int64_t columns = job->columns * job->parts, narrow = columns / wanted / panel * panel;
+    nest->draw_rows = job->rows > columns;
+    nest->column_step = job->column_step                      ? job->column_step
+                        : nest->draw_rows || narrow > COLUMNS ? COLUMNS
+                        : narrow < 2 * panel                  ? 2 * panel
+                                                              : narrow;
     nest->column_blocks = cuts(job->columns, nest->column_step);
-    nest->row_groups = least(nest->row_tiles, cuts(wanted, nest->column_blocks * job->parts));
-    nest->tasks = nest->column_blocks * job->parts * nest->row_groups;
+    nest->column_tiles = nest->column_blocks * job->parts;
+    nest->row_tiles = cuts(job->rows, nest->kernel->block_rows);
+    int64_t drawn = nest->draw_rows ? nest->row_tiles : nest->column_tiles;
+    nest->groups = least(cuts(wanted, drawn), nest->row_tiles + nest->column_tiles - drawn);
+    nest->tasks = drawn * nest->groups;
 }
 
 static void run_slab(struct nest *nest) {
     const struct tile_job *job = nest->job;
-    nest->row_tiles = cuts(nest->rows, nest->kernel->block_rows);
     nest->k_blocks = cuts(nest->depth, nest->kernel->depth);
-    cut(nest);
-    int64_t blocks = nest->row_tiles * job->terms * nest->k_blocks;
-    nest->packed_a = aligned(cpu_shared(job->cpu, 0, floats_of(blocks * nest->kernel->a_block)));
-    if (job->sums)
-        nest->sums = cpu_shared(job->cpu, 1, nest->k_blocks * nest->row_tiles * nest->kernel->block_rows);
-    parallel_for(blocks, 1, pack_blocks, nest);
-    if (job->sums)
-        add_sums(nest);
+    nest->all_k = job->terms * nest->k_blocks;
+    int64_t blocks = (nest->draw_rows ? nest->column_tiles : nest->row_tiles) * nest->all_k;
+    nest->shared = aligned(cpu_shared(job->cpu, 0, floats_of(blocks * packed_bytes(nest, !nest->draw_rows))));
+    nest->sums = job->sums ? cpu_shared(job->cpu, 1, nest->k_blocks * job->rows) : NULL;
+    parallel_for(blocks, 1, pack_shared, nest);
     atomic_store(&nest->next, 0);
     parallel_for(parallel_threads(), 1, run_tasks, nest);
+    if (nest->sums)
+        add_sums(nest);
 }
 
 status products_run(const struct kernel *kernel, const struct tile_job *job) {
     struct nest nest = {.kernel = kernel, .job = job};
+    int weights = job->terms > 1 ? job->terms : job->parts;
     if (job->rows == 0)
         return OK;
-    int weights = job->terms > 1 ? job->terms : job->parts;
     for (int t = 0; t < job->terms; t++)
         nest.a[t] = (struct matrix){job->x[t]->data, job->x[t]->dtype, job->down, job->x[t]->columns};
     for (int i = 0; i < weights; i++)
         nest.b[i] = (struct matrix){job->w[i]->data, job->w[i]->dtype, !job->transposed, job->w[i]->columns};
-    int64_t slab_depth = job->down && !job->epilogue ? least(job->k, SLAB_DEPTH) : job->k;
-    int64_t most = least(SLAB_FLOATS / (job->terms * slab_depth), SLAB_ROWS);
-    int64_t slabs = cuts(job->rows, most < kernel->block_rows ? kernel->block_rows : most);
-    int64_t slab_rows = cuts(cuts(job->rows, slabs), kernel->block_rows) * kernel->block_rows;
-    for (nest.k = 0; nest.k < job->k; nest.k += slab_depth)
-        for (nest.row = 0; nest.row < job->rows; nest.row += slab_rows) {
-            nest.depth = least(slab_depth, job->k - nest.k);
-            nest.rows = least(slab_rows, job->rows - nest.row);
-            run_slab(&nest);
-        }
+    cut(&nest);
+    int64_t slab = job->down && !job->epilogue ? SLAB_DEPTH : job->k;
+    for (; nest.k < job->k; nest.k += slab) {
+        nest.depth = least(slab, job->k - nest.k);
+        run_slab(&nest);
+    }
     return OK;
 }
 
