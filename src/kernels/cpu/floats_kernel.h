@@ -12,14 +12,17 @@ static void NAME(multiply)(int64_t depth, const void *a_block, const void *b_pan
                            bool add, const char *next) {
     const float *a = a_block;
     const NAME(vector) *b = b_panel;
-    NAME(vector) left[ROWS], right[ROWS]; /* in registers, as every loop over rows is unrolled */
+    const char *following = (const char *)(a + ROWS * A_STRIDE); /* the sliver after this one */
+    NAME(vector) left[ROWS], right[ROWS];                        /* in registers, as every loop over rows is unrolled */
 #pragma GCC unroll 16
     for (int r = 0; r < ROWS; r++) {
         left[r] = right[r] = (NAME(vector)){0};
         __builtin_prefetch(c + r * stride_c, 1);
     }
-    for (int64_t k = 0; k < depth; k += FETCH, next += 64) {
+    for (int64_t k = 0; k < depth; k += FETCH, next += 64, following += 2 * 64) {
         __builtin_prefetch(next, 0, 2);
+        __builtin_prefetch(following);
+        __builtin_prefetch(following + 64);
         int64_t end = depth - k < FETCH ? depth - k : FETCH;
         for (int64_t i = 0; i < end; i++, a++, b += 2)
 #pragma GCC unroll 16
