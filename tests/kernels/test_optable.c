@@ -24,6 +24,7 @@
 #include "base/memory.h"
 #include "base/parallel.h"
 #include "base/philox.h"
+#include "kernels/cpu/products.h"
 #include "reference.h"
 
 /* --- shapes --- */
@@ -665,7 +666,8 @@ static void test_bits_do_not_depend_on_threads(void **state) {
     struct attr attr = attr_of(shape, ACT_GELU);
     lay_out(shape, &t);
     for (int c = 0; c < CASES; c++) {
-        if (is_contraction(cases[c].op) || is_left_out(cases[c].op)) /* the library may split sums by threads */
+        bool by_library = test_on_cuda() || strcmp(products_name(), "library") == 0; /* may split sums by threads */
+        if ((is_contraction(cases[c].op) && by_library) || is_left_out(cases[c].op))
             continue;
         struct sides sides;
         make_sides(shape, &t, &cases[c], F32, &attr, &sides);
@@ -682,6 +684,63 @@ static void test_bits_do_not_depend_on_threads(void **state) {
         free_sides(&sides);
     }
     parallel_set_threads(0);
+}
+
+static const char *const isas[] = {"amx", "avx512", "avx2", "plain", "amx-emulated", "avx512-emulated"};
+
+static void check_instruction_sets(const struct shape *shape, const struct op_case *c, enum dtype compute,
+                                   bool accumulate) {
+    static struct tokens t;
+    struct attr attr = attr_of(shape, ACT_GELU);
+    struct sides sides;
+    lay_out(shape, &t);
+    make_sides(shape, &t, c, compute, &attr, &sides);
+    sides.call.accumulate = sides.ref.accumulate = accumulate;
+    assert_true(reference_run(&sides.ref));
+    for (size_t i = 0; i < sizeof isas / sizeof *isas; i++) {
+        char where[100];
+        if (products_choose(isas[i]) != OK) /* said by the test */
+            continue;
+        snprintf(where, sizeof where, "%s, %s, %s%s", isas[i], shape->name, dtype_name(compute),
+                 accumulate ? ", accumulating" : "");
+        run(&sides, false);
+        compare(&sides, c, where);
+    }
+    free_sides(&sides);
+}
+
+/* Contractions by every instruction set that the processor has, or that C stands in for; on more than whole blocks too:
+ * tokens, columns and hidden size are multiples of nothing, and larger than a block of any of them. */
+static void test_instruction_sets(void **state) {
+    (void)state;
+    static const struct shape large = {"large", 2, {258, 31}, 3, 177, 531, 263, 320, 317, 131};
+    if (test_on_cuda())
+        skip();
+    for (size_t i = 0; i < sizeof isas / sizeof *isas; i++)
+        if (products_choose(isas[i]) != OK)
+            print_message("%s\n", status_message());
+        else
+            assert_string_equal(products_name(), isas[i]);
+    for (int c = 0; c < CASES; c++)
+        for (int s = 0; s <= SHAPES && is_contraction(cases[c].op) && !is_left_out(cases[c].op); s++)
+            for (int accumulate = 0; accumulate <= accumulates(cases[c].op); accumulate++)
+                for (enum dtype compute = F32; compute <= BF16; compute++)
+                    check_instruction_sets(s < SHAPES ? &shapes[s] : &large, &cases[c], compute, accumulate);
+    assert_int_equal(products_choose(getenv("BERTH_ISA")), OK);
+}
+
+static void test_isa_is_named(void **state) {
+    (void)state;
+    const char *chosen = getenv("BERTH_ISA");
+    struct backend *refused;
+    char *before = chosen ? xstrdup(chosen) : NULL;
+    setenv("BERTH_ISA", "avx3", 1);
+    assert_int_equal(cpu_backend_new(&refused, 0), BAD_INPUT);
+    assert_non_null(strstr(status_message(), "BERTH_ISA=avx3: expected amx, avx512, avx2, plain"));
+    unsetenv("BERTH_ISA");
+    if (before)
+        setenv("BERTH_ISA", before, 1);
+    free(before);
 }
 
 /* A backward operator and the forward one whose output's gradient it takes: it must give the slope of w·y along any
@@ -894,6 +953,8 @@ int main(int argc, char **argv) {
         cmocka_unit_test(test_bf16),
         cmocka_unit_test(test_f16),
         cmocka_unit_test(test_bits_do_not_depend_on_threads),
+        cmocka_unit_test(test_instruction_sets),
+        cmocka_unit_test(test_isa_is_named),
         cmocka_unit_test(test_gradients),
         cmocka_unit_test(test_gradient_of_cross_entropy),
         cmocka_unit_test(test_dropout_rate),
@@ -903,6 +964,7 @@ int main(int argc, char **argv) {
         cmocka_unit_test(test_bf16),
         cmocka_unit_test(test_f16),
         cmocka_unit_test(test_bits_do_not_depend_on_threads),
+        cmocka_unit_test(test_instruction_sets),
     };
     if (argc > 1 && strcmp(argv[1], "perf") == 0)
         return perf(argc, argv);

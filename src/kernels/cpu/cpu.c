@@ -10,6 +10,7 @@
 #include "graph/blocks.h"
 #include "kernels/cpu/contraction.h"
 #include "kernels/cpu/kernels.h"
+#include "kernels/cpu/products.h"
 
 enum { SLOTS = 4, SHARED_SLOTS = 7 };
 
@@ -259,7 +260,8 @@ static void cpu_describe(const struct backend *backend, char *line, size_t size)
     const struct cpu *cpu = (const struct cpu *)backend;
     char library[64];
     contractions_describe(cpu->contractions, library, sizeof library);
-    snprintf(line, size, "cpu: %d thread%s, %s", cpu->threads, cpu->threads == 1 ? "" : "s", library);
+    snprintf(line, size, "cpu: %d thread%s, %s products, %s", cpu->threads, cpu->threads == 1 ? "" : "s",
+             products_name(), library);
 }
 
 static void cpu_free(struct backend *backend) {
@@ -274,6 +276,7 @@ static void cpu_free(struct backend *backend) {
 }
 
 status cpu_backend_new(struct backend **out, int threads) {
+    TRY(products_choose(getenv("BERTH_ISA")));
     struct cpu *cpu = xcalloc(1, sizeof *cpu);
     parallel_set_threads(threads);
     cpu->threads = parallel_threads();
