@@ -5,7 +5,9 @@
 
 #include "base/clock.h"
 #include "base/memory.h"
+#include "graph/blocks.h"
 #include "kernels/cuda/contraction.h"
+#include "kernels/cuda/cublaslt.h"
 #include "kernels/cuda/kernels.h"
 
 /* Copies to the device go through pinned memory, a segment after the other, so that they do not hold up the host: a
@@ -41,6 +43,11 @@ static const kernel kernels[OP_COUNT] = {
 #include "graph/op.def"
 #undef OP
 };
+
+status cuda_decoder(struct cuda *cuda, const struct op_call *call) { return blocks_decoder(&cuda->backend, call); }
+status cuda_decoder_dx(struct cuda *cuda, const struct op_call *call) {
+    return blocks_decoder_dx(&cuda->backend, call);
+}
 
 /* --- what kernels ask --- */
 
@@ -299,6 +306,7 @@ static void cuda_free(struct backend *backend) {
 }
 
 static status open_device(struct cuda *cuda, bool tf32) {
+    TRY(cublaslt_load());
     int count = cuda_device_count();
     if (count == 0)
         return bad_input(
