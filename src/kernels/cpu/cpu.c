@@ -127,8 +127,23 @@ static bool cpu_supports(const struct backend *backend, enum op op, enum dtype c
     return kernels[op] && (compute == F32 || compute == BF16 || compute == F16);
 }
 
+/* Which thread takes what differs from run to run: a thread that has not met an operator yet gets the memory that
+ * others needed, so that no later step allocates. */
+static void level_scratch(struct cpu *cpu) {
+    for (int slot = 0; slot < SLOTS; slot++) {
+        int64_t most = 0;
+        for (int thread = 0; thread < cpu->threads; thread++)
+            most = cpu->scratch[thread * SLOTS + slot].count > most ? cpu->scratch[thread * SLOTS + slot].count : most;
+        for (int thread = 0; thread < cpu->threads; thread++)
+            grow(&cpu->scratch[thread * SLOTS + slot], most);
+    }
+}
+
 static status cpu_run(struct backend *backend, const struct op_call *call) {
-    return kernels[call->op]((struct cpu *)backend, call);
+    struct cpu *cpu = (struct cpu *)backend;
+    TRY(kernels[call->op](cpu, call));
+    level_scratch(cpu);
+    return OK;
 }
 
 static status cpu_wait(struct backend *backend) {
