@@ -5,6 +5,7 @@
 
 #include "base/clock.h"
 #include "base/memory.h"
+#include "graph/blocks.h"
 #include "kernels/cuda/contraction.h"
 #include "kernels/cuda/cublaslt.h"
 #include "kernels/cuda/kernels.h"
@@ -42,6 +43,11 @@ static const kernel kernels[OP_COUNT] = {
 #include "graph/op.def"
 #undef OP
 };
+
+status cuda_decoder(struct cuda *cuda, const struct op_call *call) { return blocks_decoder(&cuda->backend, call); }
+status cuda_decoder_dx(struct cuda *cuda, const struct op_call *call) {
+    return blocks_decoder_dx(&cuda->backend, call);
+}
 
 /* --- what kernels ask --- */
 
