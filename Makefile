@@ -138,9 +138,9 @@ $(PROGRAM): $(BUILD)/obj/main.o $(ARCHIVES)
 
 $(BUILD)/obj/main.o: CPPFLAGS += -DBERTH_VERSION='"$(VERSION)$(if $(COMMIT), ($(COMMIT)))"'
 $(BUILD)/obj/main.o: $(BUILD)/version.stamp
-# the loops of the kernels can only be vectorized when comparisons need not raise exceptions; no value changes
-$(BUILD)/obj/kernels/cpu/%.o: CFLAGS += -fno-trapping-math -fno-math-errno
-$(BUILD)/obj/kernels/cpu/floats_kernels.o: CFLAGS += -ffp-contract=fast
+# the loops of the kernels can only be vectorized when comparisons need not raise exceptions (no value changes); multiply and add are one
+# instruction, rounded once, where the processor has it
+$(BUILD)/obj/kernels/cpu/%.o: CFLAGS += -fno-trapping-math -fno-math-errno -ffp-contract=fast -fno-thread-jumps
 $(BUILD)/obj/%.o: src/%.c $(BUILD)/flags.stamp
 	@mkdir -p $(@D)
 	$(COMPILE) -MMD -MP -c $< -o $@
