@@ -1,5 +1,6 @@
 #include "kernels/cpu/cpu.h"
 
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -21,6 +22,7 @@ struct cpu {
         float *data;
         int64_t count;
     } * scratch, shared[SHARED_SLOTS]; /* [threads][SLOTS]; of all threads */
+    atomic_bool has_grown;             /* a thread's scratch */
     double peak[DTYPE_COUNT];          /* flop/s, measured once */
     double bandwidth;                  /* bytes/s, measured once */
 };
@@ -45,7 +47,18 @@ static float *grow(struct scratch *scratch, int64_t count) {
 }
 
 float *cpu_scratch(struct cpu *cpu, int slot, int64_t count) {
-    return grow(&cpu->scratch[parallel_thread() * SLOTS + slot], count);
+    struct scratch *scratch = &cpu->scratch[parallel_thread() * SLOTS + slot];
+    if (scratch->count < count)
+        cpu->has_grown = true;
+    return grow(scratch, count);
+}
+
+/* After an operator, what a thread needed all get: one that had nothing to do this time must not allocate later. */
+static void even_out_scratch(struct cpu *cpu) {
+    for (int i = 0; i < cpu->threads * SLOTS; i++)
+        for (int thread = 0; thread < cpu->threads; thread++)
+            grow(&cpu->scratch[thread * SLOTS + i % SLOTS], cpu->scratch[i].count);
+    cpu->has_grown = false;
 }
 
 float *cpu_shared(struct cpu *cpu, int slot, int64_t count) { return grow(&cpu->shared[slot], count); }
@@ -107,7 +120,11 @@ static bool cpu_supports(const struct backend *backend, enum op op, enum dtype c
 }
 
 static status cpu_run(struct backend *backend, const struct op_call *call) {
-    return kernels[call->op]((struct cpu *)backend, call);
+    struct cpu *cpu = (struct cpu *)backend;
+    status code = kernels[call->op](cpu, call);
+    if (cpu->has_grown)
+        even_out_scratch(cpu);
+    return code;
 }
 
 static status cpu_wait(struct backend *backend) {
