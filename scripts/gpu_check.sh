@@ -381,6 +381,7 @@ part_curve() {
     # are far above rounding, and still below the noise of a batch; what is wrong in a single operator is found by --operators.
     compare_curves fp32 2e-3
     compare_curves bf16 2e-2
+    compare_curves fp16 5e-3
     [ -z "$bad" ] || failed "$bad"
 }
 

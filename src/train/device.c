@@ -30,8 +30,8 @@ status device_open(const struct settings *settings, struct backend **backend) {
         return open_cuda(settings, backend);
     if (settings->train.precision == PRECISION_TF32)
         return bad_input(
-            "train.precision = tf32: only CUDA devices have it, and the device is the processor; expected fp32 or "
-            "bf16");
+            "train.precision = tf32: only CUDA devices have it, and the device is the processor; expected fp32, "
+            "bf16 or fp16");
     return cpu_backend_new(backend, (int)settings->device.threads);
 }
 

@@ -1,6 +1,6 @@
 /* The operator table against the specification.
  *
- *   test_optable               every operator, f32 and bf16 (and f16), on ragged shapes, held against double precision
+ *   test_optable               every operator, f32, bf16 and f16, on ragged shapes, held against double precision
  *                              (reference.c); gradients held against finite differences; bits against the number of
  *                              threads
  *   test_optable only NAME...  these operators alone
@@ -11,8 +11,8 @@
  *
  * Tolerances: f32 arithmetic of a sum of K terms errs by some sqrt(K) roundings of 2^-24 of its magnitude, so the bound
  * is `growth` (from the table of cases) x 2^-24 x the magnitude, the larger of the reference's value and its root mean
- * square; a bf16 result adds half a unit in its last place, at most 2^-8 of the value. Inputs are the same rounded
- * values on both sides. */
+ * square; a bf16 or f16 result adds half a unit in its last place, at most 2^-8 or 2^-11 of the value. Inputs are the
+ * same rounded values on both sides. */
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -28,6 +28,7 @@
 #include "base/memory.h"
 #include "base/parallel.h"
 #include "base/philox.h"
+#include "kernels/cpu/products.h"
 #include "reference.h"
 
 /* --- shapes --- */
@@ -105,6 +106,7 @@ static const struct op_case cases[] = {
     {OP_xent, "rmcv", 64, 0, 0},
     {OP_loss_sum, "rm", 1, 0, 0},
     {OP_xent_dx, "rmcv", 64, 0, 0},
+    {OP_scale_loss, "", 2, 0, 0},
     {OP_linear_dx, "rtkiou", 64, 0, 0},
     {OP_linear_dx, "rmkiov", 64, 0, 0},
     {OP_linear_dw, "rtkiou", 128, 0, 0},
@@ -606,7 +608,8 @@ static void test_no_operator_is_left_out(void **state) {
         bool of_optimizer = op_info(op)->kind == UPDATE || op == OP_grad_norm; /* tests/optim */
         if (!of_optimizer && !in_table(op))
             fail_msg("operator %s has no case in this table", op_info(op)->name);
-        assert_true(backend->supports(backend, op, F32) && backend->supports(backend, op, BF16));
+        for (int compute = F32; compute <= F16; compute++)
+            assert_true(backend->supports(backend, op, compute));
     }
 }
 
@@ -657,10 +660,6 @@ static void test_bf16(void **state) {
 
 static void test_f16(void **state) {
     (void)state;
-    if (!backend->supports(backend, OP_linear, F16)) {
-        print_message("skipped: the %s backend has no f16\n", backend->name);
-        skip();
-    }
     all_cases(F16);
 }
 
@@ -671,7 +670,8 @@ static void test_bits_do_not_depend_on_threads(void **state) {
     struct attr attr = attr_of(shape, ACT_GELU);
     lay_out(shape, &t);
     for (int c = 0; c < CASES; c++) {
-        if (is_contraction(cases[c].op) || is_left_out(cases[c].op)) /* the library may split sums by threads */
+        bool by_library = test_on_cuda() || strcmp(products_name(), "library") == 0; /* may split sums by threads */
+        if ((is_contraction(cases[c].op) && by_library) || is_left_out(cases[c].op))
             continue;
         struct sides sides;
         make_sides(shape, &t, &cases[c], F32, &attr, &sides);
@@ -688,6 +688,63 @@ static void test_bits_do_not_depend_on_threads(void **state) {
         free_sides(&sides);
     }
     parallel_set_threads(0);
+}
+
+static const char *const isas[] = {"amx", "avx512", "avx2", "plain", "amx-emulated", "avx512-emulated"};
+
+static void check_instruction_sets(const struct shape *shape, const struct op_case *c, enum dtype compute,
+                                   bool accumulate) {
+    static struct tokens t;
+    struct attr attr = attr_of(shape, ACT_GELU);
+    struct sides sides;
+    lay_out(shape, &t);
+    make_sides(shape, &t, c, compute, &attr, &sides);
+    sides.call.accumulate = sides.ref.accumulate = accumulate;
+    assert_true(reference_run(&sides.ref));
+    for (size_t i = 0; i < sizeof isas / sizeof *isas; i++) {
+        char where[100];
+        if (products_choose(isas[i]) != OK) /* said by the test */
+            continue;
+        snprintf(where, sizeof where, "%s, %s, %s%s", isas[i], shape->name, dtype_name(compute),
+                 accumulate ? ", accumulating" : "");
+        run(&sides, false);
+        compare(&sides, c, where);
+    }
+    free_sides(&sides);
+}
+
+/* Contractions by every instruction set that the processor has, or that C stands in for; on more than whole blocks too:
+ * tokens, columns and hidden size are multiples of nothing, and larger than a block of any of them. */
+static void test_instruction_sets(void **state) {
+    (void)state;
+    static const struct shape large = {"large", 2, {258, 31}, 3, 177, 531, 263, 320, 317, 131};
+    if (test_on_cuda())
+        skip();
+    for (size_t i = 0; i < sizeof isas / sizeof *isas; i++)
+        if (products_choose(isas[i]) != OK)
+            print_message("%s\n", status_message());
+        else
+            assert_string_equal(products_name(), isas[i]);
+    for (int c = 0; c < CASES; c++)
+        for (int s = 0; s <= SHAPES && is_contraction(cases[c].op) && !is_left_out(cases[c].op); s++)
+            for (int accumulate = 0; accumulate <= accumulates(cases[c].op); accumulate++)
+                for (enum dtype compute = F32; compute <= BF16; compute++)
+                    check_instruction_sets(s < SHAPES ? &shapes[s] : &large, &cases[c], compute, accumulate);
+    assert_int_equal(products_choose(getenv("BERTH_ISA")), OK);
+}
+
+static void test_isa_is_named(void **state) {
+    (void)state;
+    const char *chosen = getenv("BERTH_ISA");
+    struct backend *refused;
+    char *before = chosen ? xstrdup(chosen) : NULL;
+    setenv("BERTH_ISA", "avx3", 1);
+    assert_int_equal(cpu_backend_new(&refused, 0), BAD_INPUT);
+    assert_non_null(strstr(status_message(), "BERTH_ISA=avx3: expected amx, avx512, avx2, plain"));
+    unsetenv("BERTH_ISA");
+    if (before)
+        setenv("BERTH_ISA", before, 1);
+    free(before);
 }
 
 /* A backward operator and the forward one whose output's gradient it takes: it must give the slope of w·y along any
@@ -922,7 +979,7 @@ static int perf(int argc, char **argv) {
         (long long)tokens, (long long)hidden, (long long)shape.heads, (long long)shape.vocabulary, parallel_threads(),
         backend->bandwidth(backend) / 1e9, "operator", "dtype", "us", "GB/s", "GFLOP/s", "roof %");
     for (int c = 0; c < CASES; c++)
-        for (enum dtype compute = F32; compute <= BF16 && !is_left_out(cases[c].op); compute++) {
+        for (enum dtype compute = F32; compute <= F16 && !is_left_out(cases[c].op); compute++) {
             struct sides sides;
             make_sides(&shape, &t, &cases[c], compute, &attr, &sides);
             run(&sides, false);
@@ -937,10 +994,10 @@ static int perf(int argc, char **argv) {
 static int support(void) {
     if (test_backend_new(&backend) != OK)
         return 1;
-    printf("%-20s %4s %5s  %s\n", "operator", "f32", "bf16", backend->name);
+    printf("%-20s %4s %5s %4s  %s\n", "operator", "f32", "bf16", "f16", backend->name);
     for (int op = 0; op < OP_COUNT; op++)
-        printf("%-20s %4s %5s\n", op_info(op)->name, backend->supports(backend, op, F32) ? "yes" : "no",
-               backend->supports(backend, op, BF16) ? "yes" : "no");
+        printf("%-20s %4s %5s %4s\n", op_info(op)->name, backend->supports(backend, op, F32) ? "yes" : "no",
+               backend->supports(backend, op, BF16) ? "yes" : "no", backend->supports(backend, op, F16) ? "yes" : "no");
     backend->free(backend);
     return 0;
 }
@@ -952,6 +1009,8 @@ int main(int argc, char **argv) {
         cmocka_unit_test(test_bf16),
         cmocka_unit_test(test_f16),
         cmocka_unit_test(test_bits_do_not_depend_on_threads),
+        cmocka_unit_test(test_instruction_sets),
+        cmocka_unit_test(test_isa_is_named),
         cmocka_unit_test(test_gradients),
         cmocka_unit_test(test_gradient_of_cross_entropy),
         cmocka_unit_test(test_dropout_rate),
@@ -961,6 +1020,7 @@ int main(int argc, char **argv) {
         cmocka_unit_test(test_bf16),
         cmocka_unit_test(test_f16),
         cmocka_unit_test(test_bits_do_not_depend_on_threads),
+        cmocka_unit_test(test_instruction_sets),
     };
     if (argc > 1 && strcmp(argv[1], "perf") == 0)
         return perf(argc, argv);
