@@ -955,6 +955,58 @@ static void perf_line(const char *name, enum dtype dtype, double seconds, double
            flop / seconds / 1e9, 100 * floor / seconds);
 }
 
+/* --- the operators of the update: on flat buffers, which have no case above --- */
+
+enum { PERF_CHUNKS = 1024 };
+
+static void flat_operand(const struct operand_info *info, enum dtype compute, struct operand *operand, double *bytes) {
+    int64_t count = 1;
+    for (const char *letter = info->letters; *letter; letter++)
+        count *= *letter == 'f' ? (int64_t)PERF_CHUNKS * CHUNK : *letter == 'z' ? PERF_CHUNKS : *letter == 's' ? 2 : 1;
+    *operand = (struct operand){.dtype = info->fixed_dtype ? info->dtype : compute, .rows = count, .columns = 1};
+    char *values = xcalloc((size_t)count, dtype_size(operand->dtype));
+    for (int64_t i = 0; i < count && operand->dtype != I64; i++)
+        put(values, operand->dtype, i, 0.5 + (double)(i % 7));
+    operand->data = on_device(values, (size_t)count * dtype_size(operand->dtype));
+    operand->padded_rows = count;
+    *bytes += (double)count * (double)dtype_size(operand->dtype) * (info->updated ? 2 : 1);
+    free(values);
+}
+
+static void perf_update(enum op op, enum dtype compute) {
+    const struct op_info *info = op_info(op);
+    static struct chunk chunks[PERF_CHUNKS];
+    const struct parameter parameter = {.name = "all", .rank = 1, .rows = PERF_CHUNKS * CHUNK, .decay = true};
+    struct attr attr = {.beta1 = 0.9, .beta2 = 0.999, .epsilon = 1e-8, .weight_decay = 0.01, .clip = 1};
+    struct op_call call = {.op = op,
+                           .attr = &attr,
+                           .chunks = chunks,
+                           .chunk_count = PERF_CHUNKS,
+                           .parameters = &parameter,
+                           .parameter_count = 1};
+    double bytes = 0;
+    for (int c = 0; c < PERF_CHUNKS; c++)
+        chunks[c] = (struct chunk){.offset = (int64_t)c * CHUNK, .count = CHUNK};
+    for (int i = 0; i < info->inputs; i++)
+        flat_operand(&info->in[i], compute, &call.in[i], &bytes);
+    for (int i = 0; i < info->outputs; i++)
+        flat_operand(&info->out[i], compute, &call.out[i], &bytes);
+    struct operand *last = &call.out[info->outputs - 1];
+    if (compute == F32 && strcmp(info->out[info->outputs - 1].name, "weights") == 0) { /* they are the master weights */
+        backend->memory_free(backend, last->data);
+        last->data = call.out[0].data;
+        bytes -= (double)last->rows * sizeof(float);
+    }
+    must(backend->run(backend, &call));
+    perf_line(info->name, compute, time_of(&call), bytes, info->flop * (double)PERF_CHUNKS * CHUNK, false);
+    if (last != &call.out[0] && last->data == call.out[0].data)
+        last->data = NULL;
+    for (int i = 0; i < MAX_OPERANDS; i++) {
+        backend->memory_free(backend, call.in[i].data);
+        backend->memory_free(backend, call.out[i].data);
+    }
+}
+
 static int perf(int argc, char **argv) {
     int numbers = 2;
     while (numbers < argc && atoi(argv[numbers]) > 0)
@@ -987,6 +1039,10 @@ static int perf(int argc, char **argv) {
                       flop_of(&shape, &t, &cases[c]), op_info(cases[c].op)->kind == CONTRACTION);
             free_sides(&sides);
         }
+    static const enum op updates[] = {OP_grad_norm, OP_adam, OP_lamb_moments, OP_lamb_apply};
+    for (size_t i = 0; i < sizeof updates / sizeof *updates; i++)
+        for (enum dtype compute = F32; compute <= BF16 && !is_left_out(updates[i]); compute++)
+            perf_update(updates[i], compute);
     backend->free(backend);
     return 0;
 }

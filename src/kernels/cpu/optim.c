@@ -172,13 +172,17 @@ static float trust_ratio(const struct op_call *call, const double *norms, int pa
     return trusted ? (float)(sqrt(weights) / sqrt(update)) : 1;
 }
 
+CPU_DISPATCH static void apply_chunk(float *restrict p, const float *restrict update, int64_t n, float rate) {
+    for (int64_t i = 0; i < n; i++)
+        p[i] -= rate * update[i];
+}
+
 static void apply_body(void *ctx, int64_t begin, int64_t end) {
     const struct update *u = ctx;
     for (int64_t c = begin; c < end; c++) {
         const struct chunk *chunk = &u->call->chunks[c];
-        float rate = u->rate * u->ratio[chunk->parameter];
-        for (int64_t i = chunk->offset; i < chunk->offset + chunk->count; i++)
-            u->master[i] -= rate * u->grad[i];
+        apply_chunk(u->master + chunk->offset, u->grad + chunk->offset, chunk->count,
+                    u->rate * u->ratio[chunk->parameter]);
         write_weights(u, chunk);
     }
 }
