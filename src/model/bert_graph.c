@@ -36,12 +36,10 @@ struct builder {
     struct norm embedding_norm;
     int embedding_mask;
     struct layer *layers;
-    /* heads */
-    struct dense transform, pooler, nsp;
+    struct dense transform, pooler, nsp; /* of the heads */
     struct norm transform_norm;
     int decoder_bias, transform_out, decoder_in; /* decoder_bias: parameter; [m,i] before the activation; [m,i] */
-    int pooler_out;                              /* [b,i] before tanh */
-    int mlm_lse, nsp_lse;
+    int pooler_out, mlm_lse, nsp_lse;            /* [b,i] before tanh; [m]; [b] */
 };
 
 static int activation(struct builder *b, const char *letters, const char *name) {
@@ -197,13 +195,10 @@ static void embedding_backward(struct builder *b, int dy) {
 
 /* --- encoder layer --- */
 
-static float score_scale(const struct bert_config *config) {
-    return (float)(1.0 / __builtin_sqrt((double)config->hidden_size / (double)config->num_attention_heads));
-}
-
 static int scale_scores(struct builder *b, int x, const char *name) {
+    double head_size = (double)b->config->hidden_size / (double)b->config->num_attention_heads;
     int y = apply(b, OP_attn_scale, "he", name, x, -1, -1);
-    last_node(b)->attr.scale = score_scale(b->config);
+    last_node(b)->attr.scale = (float)(1.0 / __builtin_sqrt(head_size));
     return y;
 }
 

@@ -42,6 +42,8 @@ void devices_describe(struct text *out) {
         cpu->describe(cpu, line, sizeof line);
         text_printf(out, "%s\n", line);
         cpu->free(cpu);
+    } else {
+        text_printf(out, "cpu: %s\n", status_message());
     }
 #ifdef BERTH_CUDA
     int count = cuda_devices();
