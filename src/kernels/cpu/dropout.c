@@ -116,3 +116,11 @@ void dropout_floats(const struct dropout_place *place, int64_t count, float prob
         keep_floats(from, served, dropout_threshold(probability), dropout_scale(probability), x, y);
     }
 }
+
+CPU_DISPATCH void dropout_apply(const uint8_t *mask, int64_t count, float scale, const float *x, float *y) {
+#pragma GCC ivdep
+    for (int64_t i = 0; i < count; i++) {
+        float kept = x[i] * scale; /* as above */
+        y[i] = mask[i] ? kept : 0.0f;
+    }
+}

@@ -151,14 +151,6 @@ CPU_DISPATCH static void probabilities_row(float *s, int64_t n, float scale, flo
         s[k] = vector_exp(scale * s[k] - lse);
 }
 
-/* dp = dropout of dp, a gradient */
-CPU_DISPATCH static void drop_row(const uint8_t *mask, float scale, int64_t n, float *dp) {
-    for (int64_t k = 0; k < n; k++) {
-        float kept = scale * dp[k];
-        dp[k] = mask[k] ? kept : 0;
-    }
-}
-
 /* dp becomes the gradient of the unscaled scores, and p what dropout leaves of it. */
 CPU_DISPATCH static void scores_gradient_row(float *restrict p, float *restrict dp, const uint8_t *restrict mask,
                                              int64_t n, float scale, float dropout_scale) {
@@ -217,7 +209,7 @@ static void backward_rows(const struct op_call *call, const struct head *head, c
         probabilities_row(p, n, call->attr->scale, *lse_of(call, &call->in[5], head, first + r));
         if (head->probability > 0) {
             dropout_mask(&place, n, dropout_threshold(head->probability), data->mask);
-            drop_row(data->mask, kept_scale, n, dp);
+            dropout_apply(data->mask, n, kept_scale, dp, dp);
         }
         scores_gradient_row(p, dp, data->mask, n, call->attr->scale, kept_scale);
     }
