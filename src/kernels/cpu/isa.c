@@ -33,8 +33,8 @@ static bool has_amx(void) {
 
 #endif
 
-/* Best first. `library`: operands of this dtype are multiplied by oneDNN, where the build has it, unless BERTH_ISA asks
- * for the row; make bench-gemm measures who is faster. */
+/* Best first. `library`: products are oneDNN's, where the build has it, unless BERTH_ISA asks for the row. make
+ * bench-gemm measures who is faster: docs/performance.md has AVX2's figures; AVX-512 and AMX were not measured. */
 static const struct isa {
     const char *name;
     bool (*is_there)(void);
