@@ -17,6 +17,8 @@ enum {
 
 #define INLINE static inline __attribute__((always_inline))
 
+INLINE int64_t up_to(int64_t n, int64_t step) { return (n + step - 1) / step * step; }
+
 /* --- packing: everything is copied in pieces of eight numbers --- */
 
 typedef bf16 eight __attribute__((vector_size(16)));
@@ -80,8 +82,7 @@ INLINE bf16 *tile_at(void *packed, int64_t line, int64_t k) {
 
 /* block[line / 16][k / 32][16][32] */
 INLINE void pack_rows(const struct matrix *a, const struct piece *piece, void *block) {
-    int64_t lines = (piece->lines + 2 * TILE_LINES - 1) / (2 * TILE_LINES) * (2 * TILE_LINES);
-    int64_t depth = (piece->depth + STEP - 1) / STEP * STEP;
+    int64_t lines = up_to(piece->lines, 2 * TILE_LINES), depth = up_to(piece->depth, STEP);
     for (int64_t k = 0; k < depth && a->lines_are_next; k += 8)
         for (int64_t line = 0; line < lines; line += 8) {
             eight v[8];
@@ -101,8 +102,7 @@ INLINE void pack_rows(const struct matrix *a, const struct piece *piece, void *b
 
 /* panels[line / 16][k / 32][k % 32 / 2][16][2] */
 INLINE void pack_pairs(const struct matrix *b, const struct piece *piece, void *panels) {
-    int64_t lines = (piece->lines + 2 * TILE_LINES - 1) / (2 * TILE_LINES) * (2 * TILE_LINES);
-    int64_t depth = (piece->depth + STEP - 1) / STEP * STEP;
+    int64_t lines = up_to(piece->lines, 2 * TILE_LINES), depth = up_to(piece->depth, STEP);
     for (int64_t k = 0; k < depth && b->lines_are_next; k += 2)
         for (int64_t line = 0; line < lines; line += 8) {
             eight v[2];

@@ -34,6 +34,6 @@ status contract(struct contractions *contractions, const struct product *product
 status contract_f32(const struct product *product, const float *a, const float *b, float *c);
 
 /* "oneDNN 2.6.3" */
-void contractions_describe(const struct contractions *contractions, char *out, size_t size);
+void contractions_describe(char *out, size_t size);
 
 #endif

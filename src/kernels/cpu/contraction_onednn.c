@@ -225,9 +225,8 @@ bool contractions_native(const struct contractions *contractions, enum dtype dty
     return dtype == F32 || (dtype == BF16 && contractions->bf16);
 }
 
-void contractions_describe(const struct contractions *contractions, char *out, size_t size) {
+void contractions_describe(char *out, size_t size) {
     const dnnl_version_t *version = dnnl_version();
-    (void)contractions;
     snprintf(out, size, "oneDNN %d.%d.%d", version->major, version->minor, version->patch);
 }
 

@@ -15,10 +15,7 @@ bool contractions_native(const struct contractions *contractions, enum dtype dty
     return dtype == F32;
 }
 
-void contractions_describe(const struct contractions *contractions, char *out, size_t size) {
-    (void)contractions;
-    snprintf(out, size, "no oneDNN");
-}
+void contractions_describe(char *out, size_t size) { snprintf(out, size, "no oneDNN"); }
 
 status contract(struct contractions *contractions, const struct product *product, const void *a, const void *b,
                 void *c) {

@@ -274,7 +274,7 @@ static int64_t cpu_memory_left(const struct backend *backend) {
 static void cpu_describe(const struct backend *backend, char *line, size_t size) {
     const struct cpu *cpu = (const struct cpu *)backend;
     char library[64];
-    contractions_describe(cpu->contractions, library, sizeof library);
+    contractions_describe(library, sizeof library);
     snprintf(line, size, "cpu: %d thread%s, %s products, %s", cpu->threads, cpu->threads == 1 ? "" : "s",
              products_name(), library);
 }

@@ -56,22 +56,17 @@ VECTOR_BYTES(avx2_bytes, "avx2", 32, __m256i, _mm256_mul_epu32, LIST(0, 2, 1, 3)
 VECTOR_BYTES(avx512_bytes, "avx512f", 64, __m512i, _mm512_mul_epu32, LIST(0, 4, 1, 5, 2, 6, 3, 7),
              LIST(0, 8, 2, 10, 4, 12, 6, 14), LIST(1, 9, 3, 11, 5, 13, 7, 15))
 
+#endif
+
 static void random_bytes(const struct dropout_place *place, int64_t first, int64_t count, uint8_t *bytes) {
+#ifdef __x86_64__
     if (__builtin_cpu_supports("avx512f"))
-        avx512_bytes(place, first, count, bytes);
-    else if (__builtin_cpu_supports("avx2"))
-        avx2_bytes(place, first, count, bytes);
-    else
-        plain_bytes(place, first, count, bytes);
-}
-
-#else
-
-static void random_bytes(const struct dropout_place *place, int64_t first, int64_t count, uint8_t *bytes) {
+        return avx512_bytes(place, first, count, bytes);
+    if (__builtin_cpu_supports("avx2"))
+        return avx2_bytes(place, first, count, bytes);
+#endif
     plain_bytes(place, first, count, bytes);
 }
-
-#endif
 
 CPU_DISPATCH static void keep(const uint8_t *bytes, int64_t count, int threshold, uint8_t *mask) {
     uint8_t most = (uint8_t)(threshold - 1); /* of what drops: a comparison of bytes, not of integers made of them */

@@ -1,6 +1,7 @@
 /* Products of floats: one source in vectors for all instruction sets. 16-bit operands become floats as they are packed,
  * which is no pass of its own. */
 #include "kernels/cpu/products.h"
+#include "kernels/cpu/vector.h"
 
 enum {
     DEPTH = 384,
@@ -12,26 +13,6 @@ enum {
 #define INLINE static inline __attribute__((always_inline)) /* so that they use the instructions of their caller */
 
 /* --- packing --- */
-
-typedef float four __attribute__((vector_size(16)));
-typedef float four_unaligned __attribute__((vector_size(16), aligned(4), may_alias));
-typedef int32_t four_places __attribute__((vector_size(16)));
-
-INLINE four load_four(const float *from) { return *(const four_unaligned *)from; }
-INLINE void store_four(float *to, four value) { *(four_unaligned *)to = value; }
-
-/* to[j][i] = from[i][j] for i and j below 4 */
-INLINE void transpose_four(const float *const from[4], int64_t at, float *to, int64_t stride) {
-    four a = load_four(from[0] + at), b = load_four(from[1] + at), c = load_four(from[2] + at),
-         d = load_four(from[3] + at);
-    four ab = __builtin_shuffle(a, b, (four_places){0, 4, 1, 5}),
-         cd = __builtin_shuffle(c, d, (four_places){0, 4, 1, 5});
-    store_four(to, __builtin_shuffle(ab, cd, (four_places){0, 1, 4, 5}));
-    store_four(to + stride, __builtin_shuffle(ab, cd, (four_places){2, 3, 6, 7}));
-    ab = __builtin_shuffle(a, b, (four_places){2, 6, 3, 7}), cd = __builtin_shuffle(c, d, (four_places){2, 6, 3, 7});
-    store_four(to + 2 * stride, __builtin_shuffle(ab, cd, (four_places){0, 1, 4, 5}));
-    store_four(to + 3 * stride, __builtin_shuffle(ab, cd, (four_places){2, 3, 6, 7}));
-}
 
 /* to[j * stride + i] = from[i][j] for i < count ≤ 4, j < n; zeros for the other i below 4. */
 INLINE void transpose_rows(const float *const from[4], int count, int64_t n, float *to, int64_t stride) {
@@ -53,22 +34,6 @@ INLINE void fetch_step(const struct matrix *matrix, const struct piece *piece, i
         __builtin_prefetch(from + at);
 }
 
-/* Sums over k: sixteen partial ones, the same with every instruction set. */
-INLINE void sum_lines(const float *block, const struct piece *piece, float *sums) {
-    for (int64_t line = 0; line < piece->lines; line++, block += A_STRIDE) {
-        float lanes[16] = {0}, sum = 0;
-        int64_t k = 0;
-        for (; k + 16 <= piece->depth; k += 16)
-            for (int i = 0; i < 16; i++)
-                lanes[i] += block[k + i];
-        for (; k < piece->depth; k++)
-            sum += block[k];
-        for (int i = 0; i < 16; i++)
-            sum += lanes[i];
-        sums[line] = sum;
-    }
-}
-
 /* block[BLOCK_ROWS][A_STRIDE], with zeros up to a whole number of `rows`. */
 INLINE void pack_lines(const struct matrix *a, const struct piece *piece, int rows, float *block, float *sums) {
     for (int64_t k = 0; a->lines_are_next && k < piece->depth; k += 4) {
@@ -82,17 +47,13 @@ INLINE void pack_lines(const struct matrix *a, const struct piece *piece, int ro
         }
         transpose_rows(from, count, piece->lines, block + k, A_STRIDE);
     }
-    for (int64_t line = 0; !a->lines_are_next && line < piece->lines; line++) {
-        float *to = block + line * A_STRIDE;
-        const float *from =
-            floats_read(a->data, a->dtype, (piece->line + line) * a->stride + piece->k, piece->depth, to);
-        if (from != to)
-            memcpy(to, from, (size_t)piece->depth * sizeof *to);
-    }
+    for (int64_t line = 0; !a->lines_are_next && line < piece->lines; line++)
+        floats_copy(a->data, a->dtype, (piece->line + line) * a->stride + piece->k, piece->depth,
+                    block + line * A_STRIDE);
     for (int64_t line = piece->lines; line % rows; line++)
         memset(block + line * A_STRIDE, 0, (size_t)piece->depth * sizeof *block);
-    if (sums)
-        sum_lines(block, piece, sums);
+    for (int64_t line = 0; sums && line < piece->lines; line++)
+        sums[line] = vector_sum(block + line * A_STRIDE, piece->depth);
 }
 
 /* panels[…][DEPTH][width], with zeros up to a whole panel. */

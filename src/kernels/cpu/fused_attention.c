@@ -37,10 +37,7 @@ CPU_DISPATCH static void read_rows(const struct op_call *call, const struct oper
         if (r + AHEAD < head->n)
             foresee(call, operand, head, r + AHEAD);
         int64_t at = (head->row + r) * call->hidden + head->number * head->p;
-        float *row = to + r * head->p;
-        const float *from = floats_read(operand->data, operand->dtype, at, head->p, row);
-        if (from != row)
-            memcpy(row, from, (size_t)head->p * sizeof *row);
+        floats_copy(operand->data, operand->dtype, at, head->p, to + r * head->p);
     }
 }
 

@@ -24,40 +24,18 @@ static void bias_epilogue(const struct tile_job *job, const struct tile *tile) {
     }
 }
 
-static struct tile_job forward_job(struct cpu *cpu, const struct op_call *call, int parts, tile_epilogue epilogue) {
-    struct tile_job job = {.cpu = cpu,
-                           .call = call,
-                           .parts = parts,
-                           .terms = 1,
-                           .x = {&call->in[0]},
-                           .transposed = true,
-                           .rows = call->out[0].rows,
-                           .columns = call->out[0].columns,
-                           .k = call->in[0].columns,
-                           .epilogue = epilogue};
-    for (int i = 0; i < parts; i++)
-        job.w[i] = &call->in[1 + i];
-    return job;
-}
-
 status cpu_linear_bias(struct cpu *cpu, const struct op_call *call) {
-    struct tile_job job = forward_job(cpu, call, 1, bias_epilogue);
+    struct tile_job job = forward_tiles(cpu, call, 1, bias_epilogue);
     return tiles_run(&job);
 }
 
 status cpu_qkv(struct cpu *cpu, const struct op_call *call) {
-    struct tile_job job = forward_job(cpu, call, 3, bias_epilogue);
+    struct tile_job job = forward_tiles(cpu, call, 3, bias_epilogue);
     return tiles_run(&job);
 }
 
-static void store_epilogue(const struct tile_job *job, const struct tile *tile) {
-    for (int64_t r = 0; r < tile->rows; r++)
-        segment_write(&job->call->out[tile->part], tile->row + r, tile->column, tile->columns,
-                      tile->values + r * tile->stride);
-}
-
 status cpu_qkv_linear(struct cpu *cpu, const struct op_call *call) {
-    struct tile_job job = forward_job(cpu, call, 3, store_epilogue);
+    struct tile_job job = forward_tiles(cpu, call, 3, store_tile);
     return tiles_run(&job);
 }
 
@@ -74,27 +52,11 @@ static void act_epilogue(const struct tile_job *job, const struct tile *tile) {
 }
 
 status cpu_linear_act(struct cpu *cpu, const struct op_call *call) {
-    struct tile_job job = forward_job(cpu, call, 1, act_epilogue);
+    struct tile_job job = forward_tiles(cpu, call, 1, act_epilogue);
     return tiles_run(&job);
 }
 
 /* --- dx = dy w, and what follows --- */
-
-static struct tile_job backward_job(struct cpu *cpu, const struct op_call *call, int terms, tile_epilogue epilogue) {
-    struct tile_job job = {.cpu = cpu,
-                           .call = call,
-                           .parts = 1,
-                           .terms = terms,
-                           .rows = call->out[0].rows,
-                           .columns = call->out[0].columns,
-                           .k = call->in[0].columns,
-                           .epilogue = epilogue};
-    for (int i = 0; i < terms; i++) {
-        job.x[i] = &call->in[i];
-        job.w[i] = &call->in[terms + i];
-    }
-    return job;
-}
 
 static void residual_epilogue(const struct tile_job *job, const struct tile *tile) {
     const struct op_call *call = job->call;
@@ -108,17 +70,17 @@ static void residual_epilogue(const struct tile_job *job, const struct tile *til
 }
 
 status cpu_linear_dx_add(struct cpu *cpu, const struct op_call *call) {
-    struct tile_job job = backward_job(cpu, call, 1, residual_epilogue);
+    struct tile_job job = backward_tiles(cpu, call, 1, residual_epilogue);
     return tiles_run(&job);
 }
 
 status cpu_qkv_dx(struct cpu *cpu, const struct op_call *call) {
-    struct tile_job job = backward_job(cpu, call, 3, residual_epilogue);
+    struct tile_job job = backward_tiles(cpu, call, 3, residual_epilogue);
     return tiles_run(&job);
 }
 
 status cpu_qkv_linear_dx(struct cpu *cpu, const struct op_call *call) {
-    struct tile_job job = backward_job(cpu, call, 3, store_epilogue);
+    struct tile_job job = backward_tiles(cpu, call, 3, store_tile);
     return tiles_run(&job);
 }
 
@@ -134,7 +96,7 @@ static void act_dx_epilogue(const struct tile_job *job, const struct tile *tile)
 }
 
 status cpu_linear_dx_act(struct cpu *cpu, const struct op_call *call) {
-    struct tile_job job = backward_job(cpu, call, 1, act_dx_epilogue);
+    struct tile_job job = backward_tiles(cpu, call, 1, act_dx_epilogue);
     return tiles_run(&job);
 }
 
@@ -242,7 +204,7 @@ static void combine_rows(void *ctx, int64_t begin, int64_t end) {
 }
 
 status cpu_linear_xent(struct cpu *cpu, const struct op_call *call) {
-    struct tile_job job = forward_job(cpu, call, 1, xent_epilogue);
+    struct tile_job job = forward_tiles(cpu, call, 1, xent_epilogue);
     int64_t blocks = (job.columns + TILE_COLUMNS - 1) / TILE_COLUMNS;
     job.column_step = TILE_COLUMNS;
     job.context = cpu_shared(cpu, XENT_SLOT, job.rows * blocks * (int64_t)(sizeof(struct part_sum) / sizeof(float)));

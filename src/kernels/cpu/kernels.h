@@ -49,6 +49,13 @@ static inline const float *floats_read(const void *data, enum dtype dtype, int64
     return buffer;
 }
 
+/* The same, always into `to`. */
+static inline void floats_copy(const void *data, enum dtype dtype, int64_t at, int64_t count, float *to) {
+    const float *from = floats_read(data, dtype, at, count, to);
+    if (from != to)
+        memcpy(to, from, (size_t)count * sizeof *to);
+}
+
 /* The other way; nothing to do where `values` are these very elements. */
 static inline void floats_write(void *data, enum dtype dtype, int64_t at, int64_t count, const float *values) {
     if (dtype != F32)

@@ -47,25 +47,12 @@ static status by_library(struct cpu *cpu, const struct op_call *call, bool trans
     return OK;
 }
 
-static void store_epilogue(const struct tile_job *job, const struct tile *tile) {
-    for (int64_t r = 0; r < tile->rows; r++)
-        segment_write(&job->call->out[0], tile->row + r, tile->column, tile->columns, tile->values + r * tile->stride);
-}
-
+/* By tiles of our own, or by the library. */
 static status multiply(struct cpu *cpu, const struct op_call *call, bool transposed) {
     if (!products_kernel(call->in[0].dtype, call->in[1].dtype))
         return by_library(cpu, call, false, transposed, call->in[0].columns);
-    struct tile_job job = {.cpu = cpu,
-                           .call = call,
-                           .parts = 1,
-                           .terms = 1,
-                           .x = {&call->in[0]},
-                           .w = {&call->in[1]},
-                           .transposed = transposed,
-                           .rows = call->out[0].rows,
-                           .columns = call->out[0].columns,
-                           .k = call->in[0].columns,
-                           .epilogue = call->out[0].dtype == F32 ? NULL : store_epilogue};
+    tile_epilogue epilogue = call->out[0].dtype == F32 ? NULL : store_tile;
+    struct tile_job job = transposed ? forward_tiles(cpu, call, 1, epilogue) : backward_tiles(cpu, call, 1, epilogue);
     return tiles_run(&job);
 }
 

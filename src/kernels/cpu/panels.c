@@ -3,6 +3,7 @@
 #include <string.h>
 
 #include "kernels/cpu/kernels.h"
+#include "kernels/cpu/vector.h"
 
 enum { DEPTH = 256 }; /* of k at a time: so much of a panel stays in the first-level cache while slivers of a pass by */
 
@@ -71,24 +72,6 @@ void panels_of(const float *x, int64_t rows, int64_t columns, float *panels) {
     }
 }
 
-typedef float four __attribute__((vector_size(16)));
-typedef int32_t places __attribute__((vector_size(16)));
-
-/* to[c][r] = x[r][c] for r and c below 4 */
-static inline void transpose_four(const float *x, int64_t stride, float *to) {
-    four row[4];
-    for (int r = 0; r < 4; r++)
-        memcpy(&row[r], x + r * stride, sizeof row[r]);
-    for (int half = 0; half < 2; half++) { /* two columns at a time */
-        const places pick = half ? (places){2, 6, 3, 7} : (places){0, 4, 1, 5};
-        four upper = __builtin_shuffle(row[0], row[1], pick), lower = __builtin_shuffle(row[2], row[3], pick);
-        four first = __builtin_shuffle(upper, lower, (places){0, 1, 4, 5});
-        four second = __builtin_shuffle(upper, lower, (places){2, 3, 6, 7});
-        memcpy(to + 2 * half * PANEL, &first, sizeof first);
-        memcpy(to + (2 * half + 1) * PANEL, &second, sizeof second);
-    }
-}
-
 void panels_of_transpose(const float *x, int64_t rows, int64_t columns, float *panels) {
     for (int64_t row = 0; row < rows; row += PANEL, panels += columns * PANEL) {
         int64_t height = rows - row < PANEL ? rows - row : PANEL, fours = height / 4 * 4, column = 0;
@@ -96,8 +79,11 @@ void panels_of_transpose(const float *x, int64_t rows, int64_t columns, float *p
         if (height < PANEL)
             memset(panels, 0, (size_t)(columns * PANEL) * sizeof *panels);
         for (; column + 4 <= columns; column += 4)
-            for (int64_t r = 0; r < fours; r += 4)
-                transpose_four(from + r * columns + column, columns, panels + column * PANEL + r);
+            for (int64_t r = 0; r < fours; r += 4) {
+                const float *first = from + r * columns;
+                const float *const row[4] = {first, first + columns, first + 2 * columns, first + 3 * columns};
+                transpose_four(row, column, panels + column * PANEL + r, PANEL);
+            }
         for (int64_t r = 0; r < height; r++)
             for (int64_t c = r < fours ? column : 0; c < columns; c++)
                 panels[c * PANEL + r] = from[r * columns + c];

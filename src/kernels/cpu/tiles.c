@@ -2,7 +2,6 @@
 
 #include <stdatomic.h>
 #include <stdio.h>
-#include <string.h>
 
 #include "kernels/cpu/contraction.h"
 #include "kernels/cpu/products.h"
@@ -17,13 +16,10 @@ struct conversion {
 
 CPU_DISPATCH static void to_float(void *ctx, int64_t begin, int64_t end) {
     const struct conversion *job = ctx;
-    int64_t n = job->operand->columns;
-    for (int64_t row = begin; row < end; row++) {
-        float *to = job->values + row * job->stride;
-        const float *from = row_read(job->operand, row, to);
-        if (from != to)
-            memcpy(to, from, (size_t)n * sizeof *to);
-    }
+    const struct operand *operand = job->operand;
+    for (int64_t row = begin; row < end; row++)
+        floats_copy(operand->data, operand->dtype, row_offset(operand, row), operand->columns,
+                    job->values + row * job->stride);
 }
 
 const float *operand_floats(struct cpu *cpu, const struct operand *operand, int slot, bool down, int64_t *stride) {
@@ -44,6 +40,46 @@ CPU_DISPATCH const float *segment_read(const struct operand *operand, int64_t ro
 CPU_DISPATCH void segment_write(const struct operand *operand, int64_t row, int64_t column, int64_t count,
                                 const float *values) {
     floats_write(operand->data, operand->dtype, row_offset(operand, row) + column, count, values);
+}
+
+/* --- jobs --- */
+
+void store_tile(const struct tile_job *job, const struct tile *tile) {
+    for (int64_t r = 0; r < tile->rows; r++)
+        segment_write(&job->call->out[tile->part], tile->row + r, tile->column, tile->columns,
+                      tile->values + r * tile->stride);
+}
+
+struct tile_job forward_tiles(struct cpu *cpu, const struct op_call *call, int parts, tile_epilogue epilogue) {
+    struct tile_job job = {.cpu = cpu,
+                           .call = call,
+                           .parts = parts,
+                           .terms = 1,
+                           .x = {&call->in[0]},
+                           .transposed = true,
+                           .rows = call->out[0].rows,
+                           .columns = call->out[0].columns,
+                           .k = call->in[0].columns,
+                           .epilogue = epilogue};
+    for (int i = 0; i < parts; i++)
+        job.w[i] = &call->in[1 + i];
+    return job;
+}
+
+struct tile_job backward_tiles(struct cpu *cpu, const struct op_call *call, int terms, tile_epilogue epilogue) {
+    struct tile_job job = {.cpu = cpu,
+                           .call = call,
+                           .parts = 1,
+                           .terms = terms,
+                           .rows = call->out[0].rows,
+                           .columns = call->out[0].columns,
+                           .k = call->in[0].columns,
+                           .epilogue = epilogue};
+    for (int i = 0; i < terms; i++) {
+        job.x[i] = &call->in[i];
+        job.w[i] = &call->in[terms + i];
+    }
+    return job;
 }
 
 /* --- tiles by the library --- */

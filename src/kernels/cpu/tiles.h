@@ -35,6 +35,13 @@ struct tile_job {
 };
 status tiles_run(const struct tile_job *job);
 
+/* Jobs of an operator whose inputs are x and then its `parts` weights [n, k], or first its `terms` x and then as many
+ * weights [k, n]; y is as large as its first output. */
+struct tile_job forward_tiles(struct cpu *cpu, const struct op_call *call, int parts, tile_epilogue epilogue);
+struct tile_job backward_tiles(struct cpu *cpu, const struct op_call *call, int terms, tile_epilogue epilogue);
+/* The epilogue that only stores. */
+void store_tile(const struct tile_job *job, const struct tile *tile);
+
 /* linear_dw, and db = sum over rows of dy unless NULL: one pass over dy where the products are our own. */
 status linear_dw_sums(struct cpu *cpu, const struct op_call *call, const struct operand *db);
 

@@ -57,6 +57,31 @@ static inline float vector_tanh(float x) {
     return 1.0f - 2.0f / (vector_exp(2.0f * x) + 1.0f); /* the exponential is clamped */
 }
 
+/* --- four by four --- */
+
+typedef float four __attribute__((vector_size(16)));
+typedef float four_unaligned __attribute__((vector_size(16), aligned(4), may_alias));
+typedef int32_t four_places __attribute__((vector_size(16)));
+
+static inline __attribute__((always_inline)) four load_four(const float *from) { return *(const four_unaligned *)from; }
+static inline __attribute__((always_inline)) void store_four(float *to, four value) { *(four_unaligned *)to = value; }
+
+/* to[j][i] = from[i][j] for i and j below 4 */
+static inline __attribute__((always_inline)) void transpose_four(const float *const from[4], int64_t at, float *to,
+                                                                 int64_t stride) {
+    four a = load_four(from[0] + at), b = load_four(from[1] + at), c = load_four(from[2] + at),
+         d = load_four(from[3] + at);
+    four ab = __builtin_shuffle(a, b, (four_places){0, 4, 1, 5}),
+         cd = __builtin_shuffle(c, d, (four_places){0, 4, 1, 5});
+    store_four(to, __builtin_shuffle(ab, cd, (four_places){0, 1, 4, 5}));
+    store_four(to + stride, __builtin_shuffle(ab, cd, (four_places){2, 3, 6, 7}));
+    ab = __builtin_shuffle(a, b, (four_places){2, 6, 3, 7}), cd = __builtin_shuffle(c, d, (four_places){2, 6, 3, 7});
+    store_four(to + 2 * stride, __builtin_shuffle(ab, cd, (four_places){0, 1, 4, 5}));
+    store_four(to + 3 * stride, __builtin_shuffle(ab, cd, (four_places){2, 3, 6, 7}));
+}
+
+/* --- rows --- */
+
 float vector_sum(const float *x, int64_t n);
 float vector_dot(const float *x, const float *y, int64_t n);
 float vector_max(const float *x, int64_t n);                   /* n ≥ 1 */
