@@ -152,10 +152,10 @@ $(BUILD)/obj/%.cu.o: src/%.cu $(BUILD)/flags.stamp
 $(BUILD)/obj/cudaemu/%.o: tests/cudaemu/%.cpp $(BUILD)/flags.stamp
 	@mkdir -p $(@D)
 	$(COMPILE_EMU) -O2 -MMD -MP -c $< -o $@
-# its own test, whose kernels are compiled as all kernels are
-$(BUILD)/tests/cudaemu/test_emulator: tests/cudaemu/test_emulator.cpp $(EMU_OBJECTS)
+# its own tests, whose kernels are compiled as all kernels are
+$(BUILD)/tests/cudaemu/test_%: tests/cudaemu/test_%.cpp $(EMU_OBJECTS) $(BUILD)/flags.stamp
 	@mkdir -p $(@D)
-	$(COMPILE_EMU) $(RACE_FLAGS) -MMD -MP -c $< -o $@.o
+	$(COMPILE_EMU) $(RACE_FLAGS) -MMD -MP -MT $@ -c $< -o $@.o
 	$(CXX) $(SANITIZE_FLAGS) -o $@ $@.o $(EMU_OBJECTS)
 endif
 
@@ -191,13 +191,12 @@ format-check:
 	else echo "format: skipped: clang-format is $${found:-not there}, other versions than $(FORMAT_VERSION) format otherwise"; fi
 
 # the emulator finds planted faults, and nothing in their twins: as it is, with the race checker, with sanitizers
-EMU_TEST = tests/cudaemu/test_emulator
-EMU_TESTS = build/emu/$(EMU_TEST) build/emurace/$(EMU_TEST) build/emu-sanitize/$(EMU_TEST)
+EMU_TESTS = tests/cudaemu/test_emulator tests/cudaemu/test_streams
 check-emulator: cuda-headers
-	@$(MAKE) -s EMU=1 build/emu/$(EMU_TEST)
-	@$(MAKE) -s EMU=race build/emurace/$(EMU_TEST)
-	@$(MAKE) -s EMU=1 SANITIZE=1 build/emu-sanitize/$(EMU_TEST)
-	@sh scripts/run_tests.sh $(EMU_TESTS)
+	@$(MAKE) -s EMU=1 $(EMU_TESTS:%=build/emu/%)
+	@$(MAKE) -s EMU=race $(EMU_TESTS:%=build/emurace/%)
+	@$(MAKE) -s EMU=1 SANITIZE=1 $(EMU_TESTS:%=build/emu-sanitize/%)
+	@sh scripts/run_tests.sh $(foreach build,emu emurace emu-sanitize,$(EMU_TESTS:%=build/$(build)/%))
 
 # the CUDA backend without a GPU: the emulator itself, the operator table and the optimizers in it and under its race checker,
 # and steps of training beside the CPU backend
@@ -265,5 +264,5 @@ build/peer/ready:
 
 .SECONDARY:
 .PHONY: all emu cuda-headers check-emulator check-emu tests print-tests check check-layers format-check nvcc-check install uninstall features clean help bench-data bench-cpu
--include $(CUDA_SOURCES:src/%.cu=$(BUILD)/obj/%.cu.d) $(EMU_OBJECTS:.o=.d) $(BUILD)/tests/cudaemu/test_emulator.d
+-include $(CUDA_SOURCES:src/%.cu=$(BUILD)/obj/%.cu.d) $(EMU_OBJECTS:.o=.d) $(wildcard $(BUILD)/tests/cudaemu/*.d)
 -include $(SOURCES:src/%.c=$(BUILD)/obj/%.d) $(BUILD)/obj/main.d $(TESTS:%=%.d)

@@ -26,15 +26,17 @@ namespace emu {
 
 using thread_function = void (*)(const void *body);
 void launch_grid(const char *kernel, const void *function, dim3 grid, dim3 block, size_t shared_bytes,
-                 cudaStream_t stream, thread_function run, const void *body);
+                 cudaStream_t stream, thread_function run, const void *body, size_t body_bytes);
 
-/* Runs `body`, which calls the kernel, for every thread of the grid, before it returns. `function` is the kernel's
- * address, by which cudaFuncSetAttribute knows it; where it is not given, attributes set for any kernel count. */
+/* Runs `body`, which calls the kernel, for every thread of the grid, when the stream comes to it. `function` is the
+ * kernel's address, by which cudaFuncSetAttribute knows it; where it is not given, attributes set for any kernel count.
+ */
 template <typename F>
 void launch(const char *kernel, const void *function, dim3 grid, dim3 block, size_t shared_bytes, cudaStream_t stream,
             const F &body) {
+    static_assert(std::is_trivially_copyable<F>::value, "arguments of a kernel are copied as bytes");
     thread_function run = [](const void *f) { (*static_cast<const F *>(f))(); };
-    launch_grid(kernel, function, grid, block, shared_bytes, stream, run, &body);
+    launch_grid(kernel, function, grid, block, shared_bytes, stream, run, &body, sizeof body);
 }
 
 template <typename F>
