@@ -15,7 +15,7 @@
 #include "cudaemu.h"
 
 #define LAUNCH_ON(stream, kernel, grid, block, shared_bytes, ...) \
-    emu::launch(#kernel, (const void *)(kernel), grid, block, shared_bytes, stream, [=] { (kernel)(__VA_ARGS__); })
+    emu::launch(#kernel, (const void *)(kernel), grid, block, shared_bytes, stream, emu::call_of(kernel, ##__VA_ARGS__))
 #define LAUNCH(...) LAUNCH_ON(nullptr, __VA_ARGS__)
 
 /* --- device memory that a test writes and reads --- */

@@ -38,7 +38,6 @@ struct event {
 static std::map<const void *, std::shared_ptr<stream>> streams;
 static std::map<const void *, std::shared_ptr<event>> events;
 static std::map<const void *, nodes> graphs, executables;
-static int streams_made;
 static std::recursive_mutex mutex; /* of all the above; work may ask for more work */
 
 using guard = std::lock_guard<std::recursive_mutex>;
@@ -273,14 +272,13 @@ using namespace emu;
 
 extern "C" {
 
-/* BERTH_EMU_LATE counts streams in the order in which they are made. */
+/* BERTH_EMU_LATE counts the streams that are there, in the order in which they were made. */
 cudaError_t cudaStreamCreateWithFlags(cudaStream_t *out, unsigned int flags) {
     guard lock(mutex);
     const char *late = getenv("BERTH_EMU_LATE");
     auto made = std::make_shared<stream>();
     made->waits_for_default = !(flags & cudaStreamNonBlocking);
-    made->late = late && *late && atoi(late) == streams_made;
-    streams_made++;
+    made->late = late && *late && atoi(late) == (int)streams.size();
     *out = reinterpret_cast<cudaStream_t>(new char);
     streams[*out] = made;
     return cudaSuccess;
