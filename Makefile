@@ -9,11 +9,11 @@
 VERSION = 0.1.0
 CC = gcc
 PREFIX ?= /usr/local
-CUDA_HOME ?= /usr/local/cuda
+ifndef CUDA_HOME
+CUDA_HOME := $(or $(patsubst %/bin/nvcc,%,$(shell command -v nvcc)),/usr/local/cuda)
+endif
 SANITIZE ?= 0
 EMU ?= 0
-# the CUDA backend takes nvcc minutes: CUDA=1 builds it
-CUDA ?= 0
 
 # --- what is built where ---
 ifneq ($(EMU),0)
@@ -36,6 +36,10 @@ else
 BUILD ?= build/sanitize
 CFLAGS ?= -O1 -g
 endif
+# the kernels are sanitized in the emulator
+ifneq ($(SANITIZE),0)
+CUDA = 0
+endif
 ifeq ($(SANITIZE),1)
 SANITIZE_FLAGS = -fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer
 endif
@@ -56,12 +60,13 @@ LINK_FLAGS = $(CFLAGS) $(SANITIZE_FLAGS) $(LDFLAGS)
 LIBS = $(FEATURE_LIBS) $(if $(HAVE_CUDA),$(CUDA_LIBS)) -lm -lpthread
 COMMIT := $(shell git describe --always 2>/dev/null)
 
-# --- CUDA: kernels by nvcc, for the architectures SM and as PTX for later ones; or by g++ for the emulator ---
-SM ?= 80 90 100
+# --- CUDA: kernels by nvcc, or by g++ for the emulator. Compiled once, to PTX for the first of SM, the lowest; assembled for each of
+# them; the PTX is there for later ones. Not given: those of 80, 90 and 100 that nvcc knows ---
+SM ?= $(SM_KNOWN)
 NVCC ?= $(CUDA_HOME)/bin/nvcc
-NVCC_FLAGS ?= -O3 -lineinfo
-NVCC_TARGETS = $(foreach sm,$(SM),-gencode arch=compute_$(sm),code=sm_$(sm)) \
-    -gencode arch=compute_$(lastword $(SM)),code=compute_$(lastword $(SM))
+NVCC_FLAGS ?= -O3 -Xfatbin -compress-all
+SPACE := $(subst ,, )
+NVCC_TARGETS = -gencode 'arch=compute_$(firstword $(SM)),code=[$(subst $(SPACE),$(,),$(SM:%=sm_%)),compute_$(firstword $(SM))]'
 COMPILE_CUDA = $(NVCC) -std=c++17 -Isrc $(NVCC_FLAGS) $(NVCC_TARGETS) -Werror all-warnings \
     -Xcompiler -Wall,-Wextra$(if $(WERROR),$(,)-Werror)
 , := ,
@@ -76,7 +81,7 @@ COMPILE_EMU = $(CXX) -x c++ -std=c++17 -DBERTH_EMU -Isrc -Itests/cudaemu -I$(CUD
 RACE_FLAGS = $(if $(filter race,$(EMU)),-fsanitize=thread -fno-omit-frame-pointer)
 CUDA_LIBS = -lstdc++
 else
-CUDA_LIBS = -L$(CUDA_HOME)/lib64 -Wl,-rpath,$(CUDA_HOME)/lib64 -lcublasLt -lcudart_static -ldl -lrt -lstdc++
+CUDA_LIBS = -L$(CUDA_HOME)/lib64 -Wl,-rpath,$(CUDA_HOME)/lib64 -lcudart_static -ldl -lrt -lstdc++
 endif
 
 # --- an archive a folder: what a test links is what its folder may see ---
@@ -139,7 +144,7 @@ $(BUILD)/obj/%.o: src/%.c $(BUILD)/flags.stamp
 	@mkdir -p $(@D)
 	$(COMPILE) -MMD -MP -c $< -o $@
 
-$(BUILD)/obj/kernels/cuda/%.o: CPPFLAGS += -I$(CUDA_HOME)/include
+$(BUILD)/obj/kernels/cuda/%.o: CPPFLAGS += -I$(CUDA_HOME)/include $(if $(filter-out 0,$(EMU)),-DBERTH_EMU)
 ifeq ($(EMU),0)
 $(BUILD)/obj/%.cu.o: src/%.cu $(BUILD)/flags.stamp
 	@mkdir -p $(@D)
@@ -208,10 +213,10 @@ check-emu: all check-emulator
 	    $(EMU_KERNEL_TESTS:%=build/emurace/%)
 	@python3 tests/cudaemu/train_check.py $(PROGRAM) build/berth-emu
 
-# a table of what ptxas made of the kernels; fails where registers are spilled
+# a table of what ptxas made of the kernels, docs/results/kernels.md; fails where registers are spilled or the page is of others
 nvcc-check: all
 	@$(if $(HAVE_CUDA),,echo "nvcc-check: this build has no CUDA (make features)" >&2; exit 2)
-	@python3 scripts/kernel_table.py $(CUDA_SOURCES:src/%.cu=$(BUILD)/obj/%.cu.log) >$(BUILD)/kernels.md; \
+	@python3 scripts/kernel_table.py $(NVCC) docs/results/kernels.md $(CUDA_SOURCES:src/%.cu=$(BUILD)/obj/%.cu.log) >$(BUILD)/kernels.md; \
 	    code=$$?; cat $(BUILD)/kernels.md; exit $$code
 
 install: all

@@ -49,6 +49,11 @@ tests() {
 need_packages $BUILD_PACKAGES $TEST_PACKAGES || exit 1
 need_packages $PARITY_PACKAGES
 step "build" make -j2
+if grep -q HAVE_CUDA build/release/features.mk; then
+    step "CUDA kernels compile for every architecture and spill no registers" make nvcc-check
+else
+    skip "compiling CUDA kernels: no nvcc (set CUDA_HOME)"
+fi
 step "layers" make check-layers
 step "format" make format-check
 tests "optimized"
@@ -60,6 +65,7 @@ if [ "${CHECK_FAST:-0}" != 1 ]; then
         export BERTH_TEST_DEVICE=cuda
         only='test_optable\|test_optim' tests "CUDA kernels in the emulator" EMU=1
         only='test_optable\|test_optim' tests "CUDA kernels under the race checker" EMU=race
+        only='test_optable\|test_optim' tests "CUDA kernels under address and undefined-behaviour sanitizers" EMU=1 SANITIZE=1
         unset BERTH_TEST_DEVICE
         step "the program with the emulator" make emu
         step "tests/cudaemu/train_check.py" python3 tests/cudaemu/train_check.py build/berth build/berth-emu
@@ -67,7 +73,7 @@ if [ "${CHECK_FAST:-0}" != 1 ]; then
         skip "CUDA kernels: CUDA's headers are not here (set CUDA_HOME)"
     fi
     only='test_optable\|test_network\|test_reference\|test_shard_forms\|test_documents' \
-        tests "without optional libraries" BUILD=build/plain ONEDNN=0 DEFLATE=0 ZSTD=0
+        tests "without optional libraries" BUILD=build/plain ONEDNN=0 DEFLATE=0 ZSTD=0 CUDA=0
 fi
 
 # Python with PyTorch and transformers: Debian's torch, the rest from requirements.txt

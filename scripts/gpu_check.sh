@@ -160,7 +160,8 @@ run_make() {
         set -- "CPPFLAGS=-I$DEPS/include" "LDFLAGS=-L$DEPS/lib -Wl,-rpath,$DEPS/lib -Wl,--disable-new-dtags" "HDF5_HOME=$DEPS" "$@"
     fi
     if [ "$EMU" = 0 ]; then
-        set -- BUILD=$BUILD CUDA=1 "CUDA_HOME=$CUDA_HOME" ${SM:+"SM=$SM"} "$@"
+        # lines of the source in what compute-sanitizer says
+        set -- BUILD=$BUILD CUDA=1 "CUDA_HOME=$CUDA_HOME" ${SM:+"SM=$SM"} NVCC_FLAGS="-O3 -lineinfo" "$@"
     else
         set -- EMU=1 "$@"
     fi

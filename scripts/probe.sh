@@ -182,12 +182,12 @@ if optional MPI MPI "$MPI" "$found" "$note"; then
 fi
 
 nvcc=$CUDA_HOME/bin/nvcc
-[ -x "$nvcc" ] || nvcc=$(command -v nvcc)
-found=no note="no nvcc (looked in $CUDA_HOME/bin and the PATH; set CUDA_HOME)"
-if [ -n "$nvcc" ]; then
+found=no note="no nvcc (looked in the PATH and $CUDA_HOME/bin; set CUDA_HOME)"
+if [ -x "$nvcc" ]; then
     release=$("$nvcc" --version 2>/dev/null | sed -n 's/.*release \([0-9.]*\).*/\1/p')
-    note="nvcc $release does not compile and link"
+    note="nvcc $release does not compile and link a program with <cublasLt.h>"
     cat >"$work/probe.cu" <<'C'
+#include <cublasLt.h>
 __global__ void kernel(float *x) { x[threadIdx.x] = 1; }
 int main() {
     kernel<<<1, 1>>>(nullptr);
@@ -197,7 +197,10 @@ C
     "$nvcc" -o "$work/probe" "$work/probe.cu" >>"$log" 2>&1 && found=yes note="nvcc $release found"
 fi
 [ -n "$CUDA_SOURCES" ] || absent "CUDA backend"
-optional CUDA CUDA "$CUDA" "$found" "$note" && echo "HAVE_CUDA = 1" >>"$work/features.mk"
+if optional CUDA CUDA "$CUDA" "$found" "$note"; then
+    known=$("$nvcc" --list-gpu-arch | sed -n 's/^compute_\(80\|90\|100\)$/\1/p' | tr '\n' ' ')
+    printf 'HAVE_CUDA = 1\nSM_KNOWN = %s\n' "${known% }" >>"$work/features.mk"
+fi
 
 found=no note="no <nccl.h> and libnccl that link (set NCCL_HOME)"
 cuda=${nvcc%/bin/nvcc}

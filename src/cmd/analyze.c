@@ -127,6 +127,7 @@ static status analyze_level(struct analysis *analysis, enum fusion fusion) {
     const struct sizes *sizes = &level->graph->capacity;
     account_layer(level->graph, sizes, NULL, &level->layer);
     account_step(level->graph, sizes, analysis->micro_batches, NULL, &level->step);
+    level->erf_bytes = account_erf_bytes(level->graph, sizes);
     return analysis->memory > 0 ? find_largest(analysis, fusion, &level->largest) : OK;
 }
 

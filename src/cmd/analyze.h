@@ -20,6 +20,7 @@ struct level_analysis {
     struct account layer; /* one encoder layer in the first micro-batch */
     struct account step;
     struct plan plan;
+    double erf_bytes;   /* account_erf_bytes of a layer */
     int64_t peak_bytes; /* of device memory, all of it */
     int64_t largest;    /* sequences of the largest micro-batch that fits --memory; 0: none, or not asked */
 };

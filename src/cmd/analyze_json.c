@@ -37,6 +37,7 @@ static void add_level(struct text *out, const struct analysis *analysis, const s
     text_add(out, "{");
     add_number(out, "layer_bytes", row_bytes(&layer), true);
     add_number(out, "layer_bytes_accumulating", row_bytes(&layer) + layer.accumulated, false);
+    add_number(out, "layer_erf_gelu_bytes_on_cuda", level->erf_bytes, false);
     add_number(out, "layer_flop", layer.flop, false);
     add_number(out, "layer_floor_seconds", floor_total(analysis, &level->layer, ACCOUNT_ALL), false);
     add_number(out, "step_bytes", row_bytes(&step), false);

@@ -116,6 +116,12 @@ static void print_totals(const struct analysis *analysis) {
         printf("%s %s %.2f t", level ? "," : "", fusion_name(level),
                (row_bytes(&total) + total.accumulated) / analysis->unit);
     }
+    double erf = analysis->levels[FUSION_FULL].erf_bytes;
+    if (erf > 0)
+        printf(
+            "\non a CUDA device full moves %.2f t more: the erf form of GELU is a kernel behind the product "
+            "(model.hidden_act=gelu_new: inside it)",
+            erf / analysis->unit);
     printf("\n\nthe whole step\n");
     print_levels(analysis, true, &step_scale);
     printf("\n%-8s %12s %14s %14s %14s\n", "level", "layer Gflop", "layer floor ms", "step Tflop", "step floor s");

@@ -75,6 +75,19 @@ struct account_row account_total(const struct account *account, int class) {
     return total;
 }
 
+double account_erf_bytes(const struct graph *graph, const struct sizes *sizes) {
+    double bytes = 0;
+    for (int n = 0; n < graph->node_count; n++) {
+        const struct node *node = &graph->nodes[n];
+        const struct tensor *first = &graph->tensors[node->out[0]];
+        double once = (double)tensor_count(first, sizes) * (double)dtype_size(first->dtype);
+        if (node->layer != 0 || node->attr.act != ACT_GELU)
+            continue;
+        bytes += node->op == OP_linear_act ? once : node->op == OP_linear_dx_act ? 2 * once : 0;
+    }
+    return bytes;
+}
+
 bool account_in_contraction(const struct account_row *row) { return row->op == OP_bias && row->pass == PASS_FORWARD; }
 
 double account_eager_bytes(const struct account *unfused) {

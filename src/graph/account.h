@@ -43,6 +43,11 @@ struct account_row account_total(const struct account *account, int class);
 bool account_in_contraction(const struct account_row *row);
 double account_eager_bytes(const struct account *unfused);
 
+/* Bytes that a layer moves beyond its count on a CUDA device if its GELU is the erf form, which cuBLASLt's epilogues
+ * lack: the kernel behind the product reads h again, and the product's result goes through memory before its act'(h). 0
+ * for others. */
+double account_erf_bytes(const struct graph *graph, const struct sizes *sizes);
+
 const char *op_class_name(enum op_class class); /* "contraction" */
 const char *pass_name(enum pass pass);          /* "forward" */
 

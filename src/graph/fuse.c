@@ -8,6 +8,7 @@ enum { MOST_STEPS = 16, MOST_NAMES = 48, NAME_SIZE = 12 };
 
 #define LEVEL_PAPER (1u << FUSION_PAPER)
 #define LEVEL_FULL (1u << FUSION_FULL)
+#define LEVEL_AGAIN (1u << FUSION_COUNT) /* full, and activations made again */
 
 static const struct {
     const char *name;
@@ -27,7 +28,10 @@ const char *fusion_name(enum fusion level) {
 
 const char *fusion_rule(int number) { return number < RULES ? rules[number].name : NULL; }
 
-bool fusion_uses(enum fusion level, int number) { return rules[number].levels & 1u << level; }
+bool fusion_uses(enum fusion level, bool again, int number) {
+    unsigned levels = 1u << level | (again && level == FUSION_FULL ? LEVEL_AGAIN : 0);
+    return rules[number].levels & levels;
+}
 
 /* --- a rule, parsed --- */
 
@@ -341,10 +345,10 @@ static status apply_rule(struct graph *graph, const struct rule *rule) {
     return code;
 }
 
-status graph_fuse(struct graph *graph, enum fusion level, const char *without) {
+status graph_fuse(struct graph *graph, enum fusion level, bool again, const char *without) {
     struct rule rule;
     for (int i = 0; i < RULES; i++) {
-        if (!fusion_uses(level, i) || (without && strcmp(without, rules[i].name) == 0))
+        if (!fusion_uses(level, again, i) || (without && strcmp(without, rules[i].name) == 0))
             continue;
         TRY(parse_rule(i, &rule));
         TRY(apply_rule(graph, &rule));

@@ -10,11 +10,12 @@
 enum fusion { FUSION_NONE, FUSION_PAPER, FUSION_FULL, FUSION_COUNT };
 const char *fusion_name(enum fusion level); /* "none" */
 
-/* Applies the rules of a level in the order of the table, each wherever it matches; before a plan is made. `without`:
- * the name of a rule that is left out, for tests; or NULL. */
-status graph_fuse(struct graph *graph, enum fusion level, const char *without);
+/* Applies the rules of a level in the order of the table, each wherever it matches; before a plan is made. `again`:
+ * those too that save memory by making activations again. `without`: the name of a rule that is left out, for tests; or
+ * NULL. */
+status graph_fuse(struct graph *graph, enum fusion level, bool again, const char *without);
 
 const char *fusion_rule(int number); /* the name of a rule, by its place in the table; NULL behind the last */
-bool fusion_uses(enum fusion level, int number);
+bool fusion_uses(enum fusion level, bool again, int number);
 
 #endif

@@ -48,6 +48,7 @@ struct op_info {
         bool rows_only;   /* [n]: bytes count only the rows an index touches */
         bool updated;     /* + */
         bool accumulated; /* ~ */
+        bool scratch;     /* ? */
         bool fixed_dtype; /* dtype below; otherwise the graph's compute dtype */
         enum dtype dtype;
     } in[MAX_OPERANDS], out[MAX_OPERANDS];

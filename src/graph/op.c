@@ -39,7 +39,7 @@ static enum dtype parse_dtype(const char *text) {
     abort(); /* a fault of the table, not of a user */
 }
 
-/* One operand: [+~]name:[n]letters[/dtype] */
+/* One operand: [+~?]name:[n]letters[/dtype] */
 static struct operand_info parse_operand(const char *text, size_t length) {
     struct operand_info operand = {0};
     char word[64], letters[16], *cut;
@@ -47,7 +47,8 @@ static struct operand_info parse_operand(const char *text, size_t length) {
     char *name = word;
     operand.updated = *name == '+';
     operand.accumulated = *name == '~';
-    name += operand.updated || operand.accumulated;
+    operand.scratch = *name == '?';
+    name += operand.updated || operand.accumulated || operand.scratch;
     char *colon = strchr(name, ':');
     *colon = 0;
     snprintf(operand.name, sizeof operand.name, "%s", name);

@@ -448,6 +448,10 @@ static void build_backward(struct builder *b) {
     embedding_backward(b, d);
 }
 
+/* So many that the table's gradient, which each block reads and writes, costs less than the block's products; of BERT's
+ * vocabulary they take 62 MB in 16 bits. */
+enum { LOGIT_ROWS = 1024 };
+
 static struct sizes capacity_of(const struct bert_config *config, const struct bert_shape *shape) {
     struct sizes sizes = {0};
     sizes_set_ragged(&sizes, DIM_T, shape->sequences * shape->seq_len);
@@ -458,6 +462,7 @@ static struct sizes capacity_of(const struct bert_config *config, const struct b
     sizes_set(&sizes, DIM_I, config->hidden_size);
     sizes_set(&sizes, DIM_U, config->intermediate_size);
     sizes_set(&sizes, DIM_V, (config->vocab_size + 63) / 64 * 64);
+    sizes_set(&sizes, DIM_W, sizes.padded[DIM_M] < LOGIT_ROWS ? sizes.padded[DIM_M] : LOGIT_ROWS);
     sizes_set(&sizes, DIM_L, config->max_position_embeddings);
     sizes_set(&sizes, DIM_Y, config->type_vocab_size);
     sizes_set(&sizes, DIM_N, 2);

@@ -15,7 +15,7 @@ status network_graph(const struct bert_config *config, const struct bert_shape *
         sizes_set(&(*graph)->capacity, DIM_X, steps);
         TRY(optim_append(*graph, optim, optim_tensors));
     }
-    TRY(graph_fuse(*graph, form->fusion, form->without));
+    TRY(graph_fuse(*graph, form->fusion, form->checkpoint, form->without));
     if (form->checkpoint)
         graph_checkpoint(*graph);
     return OK;

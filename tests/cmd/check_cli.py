@@ -67,6 +67,12 @@ with tempfile.TemporaryDirectory() as folder:
     tiny = [os.path.join(os.path.dirname(__file__), "../../configs/bert-tiny.ini"), f"checkpoint.dir={run}", f"data.train={folder}/shards/train", "data.eval="]
     refused("train", *tiny, f"model.vocab={folder}/200.txt", says="train_training_0000.hdf5: was made with a vocabulary of 300 entries, but that of the model has 200")
     refused("train", *tiny, "model.vocab=", "model.vocab_size=200", says="of 300 entries, more than model.vocab_size = 200")
+    # a device that is not there; a build with CUDA loads cuBLASLt first
+    if "\ncuda: no device can be used" in table or "\ncuda: not in this build\n" in table:
+        says = "built without CUDA" if "not in this build" in table else "no CUDA device can be used"
+        refused("train", *tiny, f"model.vocab={folder}/vocab.txt", "device.type=cuda", says=says)
+    else:
+        print("skipped: device.type=cuda on a machine without a device")
     assert not os.path.exists(run), f"wrong input left {os.listdir(run)} in a run folder"
 
 # what a step moves. BERT-large at 8 sequences of 512 tokens, in units of t = tokens * hidden 16-bit words: an unfused layer moves
@@ -95,6 +101,8 @@ for level in ("none", "paper", "full"):
     assert sum(row["flop"] for row in of) == levels[level]["step_flop"]
     assert levels[level]["layer_bytes"] <= levels["none"]["layer_bytes"]
     assert {row["level"] for row in report["layer_operators"]} == {"none", "paper", "full"}
+    # erf GELU on CUDA: h read again, the gradient written and read again, of 4 t each
+    assert levels[level]["layer_erf_gelu_bytes_on_cuda"] == (12 * t if level == "full" else 0)
     assert levels[level]["peak_memory_bytes"] < 16e9 and levels[level]["largest_micro_batch"] >= 8
 text = berth("analyze", large, rates[0], "--batch", "8", rates[1], "--level", "none").stdout
 assert "1.000 Tflop/s (given), 100.0 GB/s (given)" in text, text

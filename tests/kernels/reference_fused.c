@@ -78,6 +78,30 @@ static void linear_xent(struct ref_call *call) {
     PART(xent, LIST(&OUT(0), &IN(3)), LIST(&OUT(1), &OUT(2), &OUT(3)));
 }
 
+/* Logits of all rows as they are stored. */
+static struct ref_operand logits_of(struct ref_call *call) {
+    struct ref_operand logits = make(IN(0).rows, IN(0).padded_rows, IN(1).rows);
+    biased(call, &IN(1), &IN(2), &logits);
+    store(call, &logits);
+    return logits;
+}
+
+static void decoder(struct ref_call *call) {
+    struct ref_operand logits = logits_of(call);
+    PART(xent, LIST(&logits, &IN(3)), LIST(&OUT(0), &OUT(1), &OUT(2)));
+    discard(&logits);
+}
+
+static void decoder_dx(struct ref_call *call) {
+    struct ref_operand logits = logits_of(call), d = like(&logits);
+    PART(xent_dx, LIST(&logits, &IN(3), &IN(4), &IN(5)), &d);
+    store(call, &d);
+    PART(linear_dx, LIST(&d, &IN(1)), &OUT(0));
+    PART(linear_dw, LIST(&d, &IN(0)), &OUT(1));
+    PART(bias_dw, &d, &OUT(2));
+    discard(&logits), discard(&d);
+}
+
 static void linear_dx_act(struct ref_call *call) {
     struct ref_operand d = like(&OUT(0));
     PART(linear_dx, LIST(&IN(0), &IN(1)), &d);
@@ -300,6 +324,8 @@ static void (*const references[OP_COUNT])(struct ref_call *call) = {
     [OP_linear_dx_add] = linear_dx_add,
     [OP_linear_dw_bias] = linear_dw_bias,
     [OP_scatter_two] = scatter_two,
+    [OP_decoder] = decoder,
+    [OP_decoder_dx] = decoder_dx,
     [OP_qkv_linear] = qkv_linear,
     [OP_qkv_linear_dx] = qkv_linear_dx,
     [OP_qkv_linear_dw] = qkv_linear_dw,

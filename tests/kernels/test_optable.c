@@ -28,6 +28,7 @@
 
 /* --- shapes --- */
 
+enum { LOGIT_ROWS = 24 }; /* no divisor of a bucket of masked rows */
 enum { MOST_SEQUENCES = 8, MOST_TOKENS = 4096 };
 
 struct shape {
@@ -145,6 +146,8 @@ static const struct op_case cases[] = {
     {OP_brd, "rtcu", 32, 0, 0},
     {OP_bdrb, "rtcu", 64, 0, 0},
     {OP_scatter_two, "mmbmcirt", 2, 0, 0},
+    {OP_decoder, "rmkiov", 64, 0, 1},
+    {OP_decoder_dx, "rmkiov", 128, 0, 2},
 };
 enum { CASES = sizeof cases / sizeof *cases };
 
@@ -200,6 +203,7 @@ static void size_of(const struct shape *shape, const struct tokens *t, const str
                     : kind == 'h' ? shape->heads
                     : kind == 'e' ? t->square_starts[shape->sequences]
                     : kind == 's' ? 2
+                    : kind == 'w' ? LOGIT_ROWS
                                   : 1;
     *rows = kind == 't' ? sizes.n[DIM_T] : kind == 'm' ? sizes.n[DIM_M] : plain;
     *padded = kind == 't' ? sizes.padded[DIM_T] : kind == 'm' ? sizes.padded[DIM_M] : plain;
@@ -276,6 +280,8 @@ static void fill_values(struct sides *sides, int operand, const char *name, stru
                 value = value > -1;
             else if (strcmp(name, "logits") == 0)
                 value *= 3;
+            else if (strcmp(name, "w") == 0 && sides->call.op == OP_decoder_dx) /* logits of usual size */
+                value /= sqrt((double)r->columns);
             else if (strcmp(name, "rstd") == 0 || strcmp(name, "scale") == 0)
                 value = 0.5 + fabs(value);
             int64_t at = row * r->columns + c;
@@ -314,6 +320,25 @@ static void fill_dependent(struct sides *sides) {
             put(sides->in_data[1], F32, r, log(sum));
             in[1].d[r] = get(sides->in_data[1], F32, r);
         }
+    if (op == OP_decoder_dx) { /* lse is that of x, w and b */
+        struct ref_call forward = sides->ref;
+        struct ref_operand other[2];
+        forward.op = OP_decoder;
+        forward.in[3] = in[4], forward.out[0] = in[3];
+        for (int i = 0; i < 2; i++) {
+            other[i] = in[4];
+            other[i].d = xcalloc((size_t)in[4].padded_rows + 1, sizeof *other[i].d);
+            other[i].i = xcalloc((size_t)in[4].padded_rows + 1, sizeof *other[i].i);
+            forward.out[1 + i] = other[i];
+        }
+        reference_run(&forward);
+        for (int64_t r = 0; r < in[3].rows; r++) {
+            put(sides->in_data[3], F32, r, in[3].d[r]);
+            in[3].d[r] = get(sides->in_data[3], F32, r);
+        }
+        for (int i = 0; i < 2; i++)
+            free(other[i].d), free(other[i].i);
+    }
     if (op == OP_attention_dx) { /* y and lse are those of q, k and v */
         struct ref_call forward = sides->ref;
         forward.op = OP_attention;
@@ -470,6 +495,8 @@ static int library_roundings(enum op op) {
         case OP_linear_bias:
         case OP_qkv:
         case OP_linear_xent:
+        case OP_decoder:
+        case OP_decoder_dx:
         case OP_linear_dx_act:
             return 1;
         default:
@@ -480,18 +507,23 @@ static int library_roundings(enum op op) {
 /* What stands behind a rounding inside fused attention, which multiplies rounded numbers by the inputs, of which the
  * largest are some three root mean squares: forward the probabilities, which sum to one (half a unit each, so 1 here is
  * 2 halves); backward the gradients of the scores, as large as attr.scale x sqrt(head size) products, of the score
- * itself and, through the row sums, of the stored y. */
+ * itself and, through the row sums, of the stored y. Behind one of a logit: its gradient, at most `scale`, times x,
+ * summed over rows. */
 static double size_of_inputs(const struct sides *sides) {
     const struct ref_call *call = &sides->ref;
     double inputs = root_mean_square(&call->in[0]);
     if (call->op == OP_attention_dx)
         return 3 * inputs * call->attr.scale * sqrt((double)(call->hidden / call->heads));
+    if (call->op == OP_decoder_dx)
+        return inputs * call->in[5].d[0] * sqrt((double)call->in[0].rows);
     return call->op == OP_attention ? inputs : 0;
 }
 
 static void compare(const struct sides *sides, const struct op_case *c, const char *where) {
     const struct op_info *info = op_info(c->op);
     for (int o = 0; o < info->outputs; o++) {
+        if (info->out[o].scratch)
+            continue;
         const struct operand *got = &sides->call.out[o];
         const struct ref_operand *want = &sides->ref.out[o];
         int64_t count = want->rows * want->columns, all = want->padded_rows * want->columns;

@@ -77,7 +77,7 @@ static void test_plan_is_close_to_the_live_set(void **state) {
         struct graph *graph = build(&base, BF16, &tensors);
         struct plan plan;
         enum fusion level = variant / 2;
-        assert_int_equal(graph_fuse(graph, level, NULL), OK);
+        assert_int_equal(graph_fuse(graph, level, false, NULL), OK);
         if (variant % 2)
             graph_checkpoint(graph);
         assert_int_equal(plan_make(graph, &plan), OK);
@@ -105,7 +105,7 @@ static void test_bytes_of_a_layer(void **state) {
         struct graph *graph;
         double bytes = 0, in, out;
         assert_int_equal(bert_build(&large, &long_shape, BF16, &graph, &tensors), OK);
-        assert_int_equal(graph_fuse(graph, level, NULL), OK);
+        assert_int_equal(graph_fuse(graph, level, false, NULL), OK);
         for (int n = 0; n < graph->node_count; n++)
             if (graph->nodes[n].layer == 0) {
                 node_bytes(graph, &graph->nodes[n], &graph->capacity, &in, &out);

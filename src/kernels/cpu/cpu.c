@@ -7,6 +7,7 @@
 
 #include "base/clock.h"
 #include "base/memory.h"
+#include "graph/blocks.h"
 #include "kernels/cpu/contraction.h"
 #include "kernels/cpu/kernels.h"
 
@@ -30,6 +31,9 @@ static const kernel kernels[OP_COUNT] = {
 #include "graph/op.def"
 #undef OP
 };
+
+status cpu_decoder(struct cpu *cpu, const struct op_call *call) { return blocks_decoder(&cpu->backend, call); }
+status cpu_decoder_dx(struct cpu *cpu, const struct op_call *call) { return blocks_decoder_dx(&cpu->backend, call); }
 
 static float *grow(struct scratch *scratch, int64_t count) {
     if (scratch->count < count) {

@@ -2,11 +2,11 @@
  * B is our a, and "rows of D", along which it adds a bias, are our columns. */
 #include "kernels/cuda/contraction.h"
 
-#include <cublasLt.h>
 #include <stdio.h>
 #include <stdlib.h>
 
 #include "base/memory.h"
+#include "kernels/cuda/cublaslt.h"
 
 /* What decides which algorithm is fastest. Zeroed before it is filled: compared as bytes. */
 struct shape {
@@ -33,7 +33,7 @@ struct lt {
 static status library_check(cublasStatus_t code, const char *what) {
     if (code == CUBLAS_STATUS_SUCCESS)
         return OK;
-    return failed("cuBLASLt: %s: %s", what, cublasLtGetStatusString(code));
+    return failed("cuBLASLt: %s: %s", what, cublaslt.GetStatusString(code));
 }
 #define LT_TRY(call) TRY(library_check((call), #call))
 #define LT_TRY_GOTO(call, label) TRY_GOTO(library_check((call), #call), label)
@@ -51,16 +51,16 @@ struct descriptors {
 
 static void descriptors_free(struct descriptors *d) {
     if (d->product)
-        cublasLtMatmulDescDestroy(d->product);
+        cublaslt.MatmulDescDestroy(d->product);
     cublasLtMatrixLayout_t layouts[] = {d->a, d->b, d->c};
     for (int i = 0; i < 3; i++)
         if (layouts[i])
-            cublasLtMatrixLayoutDestroy(layouts[i]);
+            cublaslt.MatrixLayoutDestroy(layouts[i]);
 }
 
 static status set(cublasLtMatmulDesc_t descriptor, cublasLtMatmulDescAttributes_t attribute, const void *value,
                   size_t bytes) {
-    LT_TRY(cublasLtMatmulDescSetAttribute(descriptor, attribute, value, bytes));
+    LT_TRY(cublaslt.MatmulDescSetAttribute(descriptor, attribute, value, bytes));
     return OK;
 }
 
@@ -84,7 +84,7 @@ static status set_epilogue(cublasLtMatmulDesc_t descriptor, const struct product
 static status layout_new(cublasLtMatrixLayout_t *out, enum dtype dtype, bool transposed, int64_t rows,
                          int64_t columns) {
     uint64_t first = (uint64_t)(transposed ? rows : columns), second = (uint64_t)(transposed ? columns : rows);
-    LT_TRY(cublasLtMatrixLayoutCreate(out, data_type(dtype), first, second, (int64_t)first));
+    LT_TRY(cublaslt.MatrixLayoutCreate(out, data_type(dtype), first, second, (int64_t)first));
     return OK;
 }
 
@@ -94,7 +94,7 @@ static status describe(const struct lt *lt, const struct product *p, struct desc
     cublasOperation_t transpose_a = p->transpose_b ? CUBLAS_OP_T : CUBLAS_OP_N;
     cublasOperation_t transpose_b = p->transpose_a ? CUBLAS_OP_T : CUBLAS_OP_N;
     status code = OK;
-    LT_TRY_GOTO(cublasLtMatmulDescCreate(&out->product, compute, CUDA_R_32F), fail);
+    LT_TRY_GOTO(cublaslt.MatmulDescCreate(&out->product, compute, CUDA_R_32F), fail);
     TRY_GOTO(set(out->product, CUBLASLT_MATMUL_DESC_TRANSA, &transpose_a, sizeof transpose_a), fail);
     TRY_GOTO(set(out->product, CUBLASLT_MATMUL_DESC_TRANSB, &transpose_b, sizeof transpose_b), fail);
     TRY_GOTO(set_epilogue(out->product, p), fail);
@@ -110,8 +110,8 @@ fail:
 static cublasStatus_t multiply(const struct lt *lt, const struct product *p, const struct descriptors *d,
                                const cublasLtMatmulAlgo_t *algorithm, void *to) {
     float one = 1, beta = p->z ? 1 : 0;
-    return cublasLtMatmul(lt->library, d->product, &one, p->b, d->a, p->a, d->b, &beta, p->z ? p->z : to, d->c, to,
-                          d->c, algorithm, cuda_workspace(lt->cuda), CUDA_WORKSPACE_BYTES, cuda_stream(lt->cuda));
+    return cublaslt.Matmul(lt->library, d->product, &one, p->b, d->a, p->a, d->b, &beta, p->z ? p->z : to, d->c, to,
+                           d->c, algorithm, cuda_workspace(lt->cuda), CUDA_WORKSPACE_BYTES, cuda_stream(lt->cuda));
 }
 
 /* --- the choice of an algorithm --- */
@@ -147,18 +147,18 @@ static status propose(const struct lt *lt, const struct product *p, const struct
         CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES};
     status code = OK;
     *count = 0;
-    LT_TRY(cublasLtMatmulPreferenceCreate(&preference));
-    LT_TRY_GOTO(cublasLtMatmulPreferenceSetAttribute(preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &workspace,
-                                                     sizeof workspace),
+    LT_TRY(cublaslt.MatmulPreferenceCreate(&preference));
+    LT_TRY_GOTO(cublaslt.MatmulPreferenceSetAttribute(preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &workspace,
+                                                      sizeof workspace),
                 done);
     for (int i = 0; i < 4; i++)
-        LT_TRY_GOTO(cublasLtMatmulPreferenceSetAttribute(preference, addresses[i], &aligned, sizeof aligned), done);
-    cublasStatus_t said = cublasLtMatmulAlgoGetHeuristic(lt->library, d->product, d->a, d->b, d->c, d->c, preference,
-                                                         PROPOSALS, found, count);
+        LT_TRY_GOTO(cublaslt.MatmulPreferenceSetAttribute(preference, addresses[i], &aligned, sizeof aligned), done);
+    cublasStatus_t said = cublaslt.MatmulAlgoGetHeuristic(lt->library, d->product, d->a, d->b, d->c, d->c, preference,
+                                                          PROPOSALS, found, count);
     if (said != CUBLAS_STATUS_SUCCESS)
         *count = 0; /* NOT_SUPPORTED, or INVALID_VALUE for an epilogue that these types do not have */
 done:
-    cublasLtMatmulPreferenceDestroy(preference);
+    cublaslt.MatmulPreferenceDestroy(preference);
     return code;
 }
 
@@ -257,7 +257,7 @@ status lt_new(struct lt **out, struct cuda *cuda, bool tf32) {
     struct lt *lt = xcalloc(1, sizeof *lt);
     *lt = (struct lt){.cuda = cuda, .tf32 = tf32};
     *out = lt;
-    LT_TRY(cublasLtCreate(&lt->library));
+    LT_TRY(cublaslt.Create(&lt->library));
     return OK;
 }
 
@@ -265,13 +265,13 @@ void lt_free(struct lt *lt) {
     if (!lt)
         return;
     if (lt->library)
-        cublasLtDestroy(lt->library);
+        cublaslt.Destroy(lt->library);
     free(lt->choices);
     free(lt);
 }
 
 void lt_describe(const struct lt *lt, char *out, size_t size) {
-    size_t version = cublasLtGetVersion();
+    size_t version = cublaslt.GetVersion();
     snprintf(out, size, "cuBLASLt %zu.%zu.%zu%s", version / 10000, version / 100 % 100, version % 100,
              lt->tf32 ? ", tf32" : "");
 }

@@ -5,8 +5,10 @@
 
 #include "base/clock.h"
 #include "base/memory.h"
+#include "graph/blocks.h"
 #include "kernels/cuda/contraction.h"
 #include "kernels/cuda/copies.h"
+#include "kernels/cuda/cublaslt.h"
 #include "kernels/cuda/kernels.h"
 #include "kernels/cuda/recorder.h"
 
@@ -37,6 +39,11 @@ static const kernel kernels[OP_COUNT] = {
 #include "graph/op.def"
 #undef OP
 };
+
+status cuda_decoder(struct cuda *cuda, const struct op_call *call) { return blocks_decoder(&cuda->backend, call); }
+status cuda_decoder_dx(struct cuda *cuda, const struct op_call *call) {
+    return blocks_decoder_dx(&cuda->backend, call);
+}
 
 /* --- what kernels ask --- */
 
@@ -277,6 +284,7 @@ static void cuda_free(struct backend *backend) {
 }
 
 static status open_device(struct cuda *cuda) {
+    TRY(cublaslt_load());
     int count = cuda_device_count();
     if (count == 0)
         return bad_input(

@@ -22,9 +22,16 @@ enum norm_dx_parts {
     WITH_SUMS = 4, /* partial sums of dy xhat and of dy */
 };
 
-/* Blocks that a multiprocessor holds at once: with sums, every thread also keeps two sums for each of its columns. */
+/* With sums, every thread also keeps two for each of its columns. Four items of those are too many for the registers of
+ * a multiprocessor that is to hold enough warps: four warps share such a row instead. */
+template <int ITEMS, int WARPS, int PARTS>
+constexpr bool SPREAD = (PARTS & WITH_SUMS) && ITEMS == 4 && WARPS == 1;
+
+/* Blocks that a multiprocessor holds at once. */
 template <int ITEMS, int WARPS>
-constexpr int NORM_DX_BLOCKS = WARPS == 1 ? (ITEMS >= 3 ? 3 : 4) : (ITEMS == 2 ? 2 : 1);
+constexpr int NORM_DX_BLOCKS = WARPS == 1   ? (ITEMS >= 3 ? 3 : 4)
+                               : WARPS == 4 ? 6
+                                            : (ITEMS == 2 ? 2 : 1);
 
 /* A block's warps hold sums over their rows, of the same columns: adds them in order and stores them. */
 template <int N, int ITEMS, int WARPS>
@@ -163,11 +170,12 @@ static status norm_gradient(struct cuda *cuda, const struct op_call *call) {
             o.places = token_places_of(call);
         }
         WITH_ROW(rows_packed(call, dx->columns), dx->columns, {
-            unsigned grid = blocks_for(cuda, ceil_div(dx->padded_rows, GROUPS<WARPS>), NORM_DX_BLOCKS<ITEMS, WARPS>);
+            constexpr int I = SPREAD<ITEMS, WARPS, PARTS> ? 1 : ITEMS, W = SPREAD<ITEMS, WARPS, PARTS> ? 4 : WARPS;
+            unsigned grid = blocks_for(cuda, ceil_div(dx->padded_rows, GROUPS<W>), NORM_DX_BLOCKS<I, W>);
             partials to = {};
             if (PARTS & WITH_SUMS)
                 TRY(partials_new(cuda, call, 2, grid, dx->columns, &to));
-            LAUNCH((norm_dx_kernel<T, N, ITEMS, WARPS, PARTS>), grid, ROW_THREADS<WARPS>, 0, cuda_stream(cuda), o, to);
+            LAUNCH((norm_dx_kernel<T, N, I, W, PARTS>), grid, ROW_THREADS<W>, 0, cuda_stream(cuda), o, to);
             if (PARTS & WITH_SUMS)
                 TRY(add_partials(cuda, call, to, 2, call->out + (PARTS & DROP_DX ? 2 : 1)));
         });

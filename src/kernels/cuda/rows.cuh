@@ -5,7 +5,7 @@
 
 #include "kernels/cuda/items.cuh"
 
-constexpr int LONGEST_ROW = 8192, LONGEST_ROW_UNPACKED = 4096;
+constexpr int LONGEST_ROW = 8192, LONGEST_ROW_UNPACKED = 2048;
 
 /* Run `...` with N, ITEMS and WARPS such that a group holds rows of so many columns; returns with a message if none
  * does. In a function with `call`. */
@@ -40,7 +40,7 @@ constexpr int LONGEST_ROW = 8192, LONGEST_ROW_UNPACKED = 4096;
         if ((columns) <= 128)                                    \
             WITH_ROW_SHAPE(1, 4, 1, __VA_ARGS__)                 \
         else                                                     \
-            WITH_ROW_SHAPE(1, 16, 8, __VA_ARGS__)                \
+            WITH_ROW_SHAPE(1, 8, 8, __VA_ARGS__)                 \
     } while (0)
 
 inline status check_columns(const struct op_call *call, int64_t columns, int most) {
