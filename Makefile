@@ -138,8 +138,9 @@ $(PROGRAM): $(BUILD)/obj/main.o $(ARCHIVES)
 
 $(BUILD)/obj/main.o: CPPFLAGS += -DBERTH_VERSION='"$(VERSION)$(if $(COMMIT), ($(COMMIT)))"'
 $(BUILD)/obj/main.o: $(BUILD)/version.stamp
-# the loops of the kernels can only be vectorized when comparisons need not raise exceptions; no value changes
-$(BUILD)/obj/kernels/cpu/%.o: CFLAGS += -fno-trapping-math -fno-math-errno
+# the loops of the kernels can only be vectorized when comparisons need not raise exceptions (no value changes); multiply and add are one
+# instruction, rounded once, where the processor has it
+$(BUILD)/obj/kernels/cpu/%.o: CFLAGS += -fno-trapping-math -fno-math-errno -ffp-contract=fast -fno-thread-jumps
 $(BUILD)/obj/%.o: src/%.c $(BUILD)/flags.stamp
 	@mkdir -p $(@D)
 	$(COMPILE) -MMD -MP -c $< -o $@
@@ -245,6 +246,7 @@ help:
 	@echo "make features     what was found        make clean          removes BUILD ($(BUILD))"
 	@echo "make install      PREFIX=/usr/local DESTDIR=     make uninstall"
 	@echo "make bench-data   preparing data beside other programs (TEXT=FILE)"
+	@echo "make bench-gemm   products of this build beside oneDNN's (SHAPES=1024x768, a part of their names)"
 	@echo "make bench-cpu    training steps beside PyTorch's (CASES=\"base-128-bf16 …\", PEER=PYTHON)"
 	@echo "sh scripts/gpu_check.sh                 everything that needs a GPU, with a report"
 	@echo "Features: DEFLATE ZSTD ONEDNN OPENMP MPI CUDA NCCL = 0 (leave out) or 1 (must be there); sh scripts/check.sh checks everything."
@@ -255,6 +257,10 @@ bench-data: $(PROGRAM)
 	@test -x build/venv/bin/python || { echo "bench-data: run scripts/check.sh first, which makes build/venv" >&2; exit 2; }
 	@test -r $(TEXT) || { echo "bench-data: $(TEXT) is not there: say TEXT=FILE, or run scripts/quickstart.sh first" >&2; exit 2; }
 	@build/venv/bin/python scripts/bench_data.py $(PROGRAM) $(TEXT)
+
+# products beside oneDNN's, in turn: "gemm NAME berth_gflops library_gflops ratio", best of the rounds
+bench-gemm: $(BUILD)/tests/kernels/test_products
+	@$< perf $(SHAPES)
 
 # whole training steps beside PyTorch's; PEER: a Python with torch, transformers, h5py and numpy. Not given: one is made with the
 # newest of them, some gigabytes
@@ -269,6 +275,6 @@ build/peer/ready:
 	    { tail -n 5 build/peer.log; echo "bench-cpu: build/peer could not be made: say PEER=PYTHON" >&2; exit 1; }
 
 .SECONDARY:
-.PHONY: all emu cuda-headers check-emulator check-emu tests print-tests check check-layers format-check nvcc-check install uninstall features clean help bench-data bench-cpu
+.PHONY: all emu cuda-headers check-emulator check-emu tests print-tests check check-layers format-check nvcc-check install uninstall features clean help bench-data bench-gemm bench-cpu
 -include $(CUDA_SOURCES:src/%.cu=$(BUILD)/obj/%.cu.d) $(EMU_OBJECTS:.o=.d) $(wildcard $(BUILD)/tests/cudaemu/*.d)
 -include $(SOURCES:src/%.c=$(BUILD)/obj/%.d) $(BUILD)/obj/main.d $(TESTS:%=%.d)

@@ -1,4 +1,4 @@
-/* The only way to use more than one core. OpenMP stands behind it where the build has it; one thread otherwise. */
+/* The only way to use more than one core. */
 #ifndef BERTH_BASE_PARALLEL_H
 #define BERTH_BASE_PARALLEL_H
 
@@ -6,7 +6,8 @@
 
 /* body(ctx, begin, end) is called with ranges that together cover [0, n) once; ranges are multiples of `grain` long
  * (but the last), so that fixed-size blocks stay whole: a reduction over blocks of `grain` does not depend on the
- * number of threads. Ranges are handed out dynamically. Runs inline when already inside a parallel region. */
+ * number of threads. Ranges are handed out as threads ask for them. Runs inline inside another loop's body, and while
+ * another thread's loop runs. */
 typedef void (*parallel_body)(void *ctx, int64_t begin, int64_t end);
 void parallel_for(int64_t n, int64_t grain, parallel_body body, void *ctx);
 

@@ -89,7 +89,7 @@ static void add_operators(struct text *out, const struct analysis *analysis, con
 
 static void add_head(struct text *out, const struct analysis *analysis) {
     add_string(out, "file", analysis->file, true);
-    add_string(out, "precision", analysis->form.compute == F32 ? "fp32" : "bf16", false);
+    add_string(out, "precision", precision_name(analysis->form.compute), false);
     add_number(out, "batch", (double)analysis->shape.sequences, false);
     add_number(out, "seq_len", (double)analysis->shape.seq_len, false);
     add_number(out, "max_predictions", (double)analysis->shape.max_predictions, false);

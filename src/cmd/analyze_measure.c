@@ -31,8 +31,7 @@ static status time_steps(struct network *network, const struct step_data *data, 
 static status measure(const struct analysis *analysis, struct network *network, double *seconds) {
     struct synthetic synthetic = {0};
     TRY(comm_self_new(&network->comm));
-    TRY(exec_new(&network->exec, network->graph, network->backend, analysis->seed));
-    network->feed = feed_new(network->exec, network->graph, &network->config, &network->io);
+    TRY(network_start(network, &analysis->optim, analysis->seed));
     TRY(network_init_weights(network, analysis->seed));
     synthetic_make(&synthetic, &analysis->model, &analysis->shape, analysis->seed);
     status code = time_steps(network, &synthetic.step, seconds);

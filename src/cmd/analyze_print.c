@@ -17,7 +17,7 @@ static void print_head(const struct analysis *analysis) {
     printf("model    %lld layers, hidden %lld, %lld heads, feed-forward %lld, vocabulary %lld%s, %s\n",
            (long long)model->num_hidden_layers, (long long)model->hidden_size, (long long)model->num_attention_heads,
            (long long)model->intermediate_size, (long long)model->vocab_size,
-           analysis->vocab_assumed ? " (not given: BERT's)" : "", analysis->form.compute == F32 ? "fp32" : "bf16");
+           analysis->vocab_assumed ? " (not given: BERT's)" : "", precision_name(analysis->form.compute));
     printf("step     %lld micro-batch%s of %lld sequences of %lld tokens, %lld of them masked; %s\n",
            (long long)analysis->micro_batches, analysis->micro_batches == 1 ? "" : "es", (long long)shape->sequences,
            (long long)shape->seq_len, (long long)shape->max_predictions, optimizers[analysis->optim.name]);

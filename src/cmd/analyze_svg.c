@@ -88,10 +88,10 @@ static void add_head(struct text *out, const struct analysis *analysis, int heig
                 "fill=\"white\"/>\n",
                 WIDTH, height, WIDTH, height);
     add_label(out, LEFT, 30, 18, "start", "#222", "Bytes moved by one encoder layer, forward and backward");
-    snprintf(
-        line, sizeof line, "%lld sequences of %lld tokens, hidden %lld, %s; t = tokens x hidden 16-bit words = %.2f MB",
-        (long long)analysis->shape.sequences, (long long)analysis->shape.seq_len,
-        (long long)analysis->model.hidden_size, analysis->form.compute == F32 ? "fp32" : "bf16", 1e-6 * analysis->unit);
+    snprintf(line, sizeof line,
+             "%lld sequences of %lld tokens, hidden %lld, %s; t = tokens x hidden 16-bit words = %.2f MB",
+             (long long)analysis->shape.sequences, (long long)analysis->shape.seq_len,
+             (long long)analysis->model.hidden_size, precision_name(analysis->form.compute), 1e-6 * analysis->unit);
     add_label(out, LEFT, 50, 13, "start", "#666", line);
     for (int class = CONTRACTION; class < UPDATE; class ++) {
         double x = LEFT + 150 * class;

@@ -3,7 +3,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-#include "base/clock.h"
 #include "base/json.h"
 #include "base/memory.h"
 #include "cmd/analyze.h"
@@ -44,13 +43,18 @@ static double median(double *values, int64_t count) {
     return (values[(count - 1) / 2] + values[count / 2]) / 2;
 }
 
+/* As training does it: a step is queued before the results of the one before it are read. seconds: [steps]. */
 static status time_steps(struct network *network, const struct step_data *data, const struct request *request,
                          double *seconds, struct step_result *result) {
-    for (int64_t step = -request->warm_up; step < request->steps; step++) {
-        double began = clock_seconds();
-        TRY(network_step(network, data, result));
-        if (step >= 0)
-            seconds[step] = clock_seconds() - began;
+    int64_t all = request->warm_up + request->steps;
+    for (int64_t step = 0; step <= all; step++) {
+        if (step < all)
+            TRY(network_queue(network, data));
+        if (step == 0)
+            continue;
+        TRY(network_result(network, result));
+        if (step > request->warm_up)
+            seconds[step - 1 - request->warm_up] = result->seconds;
     }
     return OK;
 }
@@ -114,7 +118,7 @@ static void print_json(const struct result *result) {
     text_free(&out);
 }
 
-/* The rate comes after the steps: measuring it on a GPU takes a few hundred MB for a while. */
+/* The device's rate comes after the steps: to measure it takes a few hundred MB for a while. */
 static status bench(struct analysis *analysis, const struct settings *settings, const struct request *request) {
     struct result result = {.analysis = analysis};
     struct network network;

@@ -44,6 +44,8 @@ struct op_call {
     int parameter_count;
 };
 
+enum { BACKEND_MARKS = 3 };
+
 /* What the launches of a series of operators depend on, beside what device memory holds. Fields of 8 bytes: compared as
  * bytes. */
 struct series {
@@ -60,6 +62,15 @@ struct backend {
     status (*upload)(struct backend *backend, void *to, const void *from_host, size_t bytes);
     status (*download)(struct backend *backend, void *to_host, const void *from,
                        size_t bytes); /* after all work before it */
+    /* As download, but it may return before it is done: a mark set behind it tells when. `to_host` is of
+     * host_memory_new. */
+    status (*download_later)(struct backend *backend, void *to_host, const void *from, size_t bytes);
+    status (*host_memory_new)(struct backend *backend, void **out, size_t bytes); /* zeroed */
+    void (*host_memory_free)(struct backend *backend, void *memory);
+    /* Marks, numbered from 0: set behind all work so far; waited for; the seconds between two that were reached. */
+    status (*mark)(struct backend *backend, int mark);
+    status (*reach)(struct backend *backend, int mark);
+    double (*seconds_between)(struct backend *backend, int from, int to);
     bool (*supports)(const struct backend *backend, enum op op, enum dtype compute);
     status (*run)(struct backend *backend, const struct op_call *call); /* may return before the work is done */
     status (*wait)(struct backend *backend);                            /* until it is */

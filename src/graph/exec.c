@@ -168,6 +168,11 @@ status exec_download(struct exec *exec, int tensor, void *host, int64_t count) {
     return exec->backend->download(exec->backend, host, exec->data[tensor], bytes);
 }
 
+status exec_download_later(struct exec *exec, int tensor, void *host, int64_t count) {
+    size_t bytes = (size_t)count * dtype_size(exec->graph->tensors[tensor].dtype);
+    return exec->backend->download_later(exec->backend, host, exec->data[tensor], bytes);
+}
+
 static void *slice(struct exec *exec, int tensor, int parameter, size_t *bytes) {
     const struct parameter *p = &exec->graph->parameters[parameter];
     size_t size = dtype_size(exec->graph->tensors[tensor].dtype);

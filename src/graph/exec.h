@@ -22,6 +22,8 @@ status exec_set_ragged(struct exec *exec, int64_t sequences, const int32_t *star
  * between passes). `count` elements from the tensor's start; dtype is the tensor's. */
 status exec_upload(struct exec *exec, int tensor, const void *host, int64_t count);
 status exec_download(struct exec *exec, int tensor, void *host, int64_t count);
+/* As exec_download, but there only when a mark set behind it is reached (backend.h). */
+status exec_download_later(struct exec *exec, int tensor, void *host, int64_t count);
 /* A parameter's slice of a flat state tensor (master weights, moments): `parameter` selects offset and count. */
 status exec_upload_slice(struct exec *exec, int tensor, int parameter, const void *host);
 status exec_download_slice(struct exec *exec, int tensor, int parameter, void *host);

@@ -116,6 +116,7 @@ void graph_close_parameters(struct graph *graph) {
         graph->compute == F32 ? graph->master : graph_tensor(graph, TENSOR_STATE, graph->compute, "f", "weights");
     graph->gradients = graph_tensor(graph, TENSOR_GRADIENT, F32, "f", "gradients");
     graph->tensors[graph->gradients].parameter = 0;
+    graph->loss_scale = graph->compute == F16 ? graph_tensor(graph, TENSOR_STATE, F64, "s", "loss_scale") : -1;
 }
 
 int graph_find_parameter(const struct graph *graph, const char *name) {

@@ -71,6 +71,7 @@ struct attr {
     /* optimizer */
     double beta1, beta2, weight_decay, clip; /* clip 0: off */
     bool decoupled, bias_correction;
+    int64_t growth_interval; /* loss_scale_advance */
 };
 
 enum tensor_kind {
@@ -120,13 +121,16 @@ struct parameter {
 /* The flat buffers are worked on in chunks of at most CHUNK elements, each inside one parameter: every norm is a double
  * sum per chunk, added in chunk order, so it is the same on any number of threads and ranks. */
 enum { CHUNK = 16384 };
+/* Between these the loss scale of f16 moves, by factors of two. */
+#define LOSS_SCALE_LEAST 1.0
+#define LOSS_SCALE_MOST 0x1p30
 struct chunk {
     int64_t offset;
     int32_t count, parameter;
 };
 
 struct graph {
-    enum dtype compute; /* F32 or BF16 */
+    enum dtype compute; /* F32, BF16 or F16 */
     struct sizes capacity;
     struct tensor *tensors;
     int tensor_count, tensor_capacity;
@@ -140,6 +144,7 @@ struct graph {
     /* Whole flat buffers as tensors [f], made by graph_close_parameters: f32 master weights (STATE), the weights in the
      * compute dtype (STATE; the same tensor as `master` when that is f32), gradients (GRADIENT). */
     int master, weights, gradients;
+    int loss_scale;     /* [s] f64: the factor of all gradients, steps since it changed; STATE; -1 unless f16 */
     struct arena arena; /* names */
 };
 

@@ -1,7 +1,6 @@
 /* The training step of BERT, operator by operator, as an eager framework would run it: what the fusion passes start
  * from. Forward functions return the tensor they produce and note in a struct what their backward twin, which stands
  * below them, will read. */
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 
@@ -18,7 +17,6 @@ struct norm {
 };
 
 struct layer {
-    int number;
     struct dense query, key, value, output, up, down;
     struct norm attention_norm, output_norm;
     int q, k, v;                     /* [t,i] */
@@ -38,12 +36,10 @@ struct builder {
     struct norm embedding_norm;
     int embedding_mask;
     struct layer *layers;
-    /* heads */
-    struct dense transform, pooler, nsp;
+    struct dense transform, pooler, nsp; /* of the heads */
     struct norm transform_norm;
     int decoder_bias, transform_out, decoder_in; /* decoder_bias: parameter; [m,i] before the activation; [m,i] */
-    int pooler_out;                              /* [b,i] before tanh */
-    int mlm_lse, nsp_lse;
+    int pooler_out, mlm_lse, nsp_lse;            /* [b,i] before tanh; [m]; [b] */
 };
 
 static int activation(struct builder *b, const char *letters, const char *name) {
@@ -199,13 +195,10 @@ static void embedding_backward(struct builder *b, int dy) {
 
 /* --- encoder layer --- */
 
-static float score_scale(const struct bert_config *config) {
-    return (float)(1.0 / __builtin_sqrt((double)config->hidden_size / (double)config->num_attention_heads));
-}
-
 static int scale_scores(struct builder *b, int x, const char *name) {
+    double head_size = (double)b->config->hidden_size / (double)b->config->num_attention_heads;
     int y = apply(b, OP_attn_scale, "he", name, x, -1, -1);
-    last_node(b)->attr.scale = score_scale(b->config);
+    last_node(b)->attr.scale = (float)(1.0 / __builtin_sqrt(head_size));
     return y;
 }
 
@@ -289,6 +282,11 @@ static void loss_forward(struct builder *b, int logits, int labels, int64_t clas
 
 static int loss_backward(struct builder *b, int logits, int lse, int labels, int scale, int64_t classes,
                          const char *letters, const char *name) {
+    if (b->graph->loss_scale >= 0) {
+        const int factors[] = {scale, b->graph->loss_scale};
+        scale = typed(b, F32, "1", "d.loss");
+        emit(b, OP_scale_loss, factors, &scale);
+    }
     int d = activation(b, letters, name);
     emit(b, OP_xent_dx, (int[]){logits, lse, labels, scale}, &d)->attr.classes = classes;
     return d;
@@ -357,7 +355,7 @@ static struct dense dense_parameters(struct builder *b, const char *letters, con
 static void layer_parameters(struct builder *b, struct layer *layer) {
     struct graph *graph = b->graph;
     char prefix[64], name[128];
-    snprintf(prefix, sizeof prefix, "bert.encoder.layer.%d", layer->number);
+    snprintf(prefix, sizeof prefix, "bert.encoder.layer.%d", (int)(layer - b->layers));
     /* the three weights, and the three biases, lie side by side: stacked, they are one operand */
     struct dense *stacked[] = {&layer->query, &layer->key, &layer->value};
     static const char *const part[] = {"query", "key", "value"};
@@ -491,8 +489,6 @@ status bert_build(const struct bert_config *config, const struct bert_shape *sha
     struct sizes capacity = capacity_of(config, shape);
     struct builder b = {.graph = graph_new(compute, &capacity), .config = config, .tensors = tensors, .layer = -1};
     b.layers = xcalloc((size_t)config->num_hidden_layers, sizeof *b.layers);
-    for (int i = 0; i < config->num_hidden_layers; i++)
-        b.layers[i].number = i;
     all_parameters(&b);
     all_inputs(&b);
     build_forward(&b);

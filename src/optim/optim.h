@@ -9,7 +9,10 @@
  *   lamb     g' = c g             r = u + d p per parameter tensor; p = p - lr (|p| / |r|) r, with ratio 1 where
  *                                 d = 0 or a norm is 0
  *
- * adamw decays by lr·d like torch.optim.AdamW. Nothing changes in a step whose gradient norm is not finite. */
+ * adamw decays by lr·d like torch.optim.AdamW. Nothing changes in a step whose gradient norm is not finite.
+ *
+ * In f16 the gradients in memory are g times the loss scale: of it the norm, and all else above, is freed. An overflow
+ * halves the scale, growth_interval updates since it last changed double it. */
 #ifndef BERTH_OPTIM_OPTIM_H
 #define BERTH_OPTIM_OPTIM_H
 
@@ -21,13 +24,15 @@ struct optim_config {
     enum optim_name name;
     double beta1, beta2, epsilon, weight_decay, clip;
     bool bias_correction;
+    double loss_scale; /* of f16, at the start of a run; from LOSS_SCALE_LEAST to LOSS_SCALE_MOST */
+    int64_t growth_interval;
 };
 
 struct optim_tensors {
     int m, v;     /* [f] f32 moments, STATE */
     int step;     /* [s] i64: updates done, updates skipped; STATE */
     int lr_table; /* [x] f32: entry 0 is the rate of the first update; STATE */
-    int norm;     /* [1] f64: gradient norm before clipping; RESULT */
+    int norm; /* [1] f64: gradient norm before clipping; in f16 [s], with the loss scale that it is freed of; RESULT */
 };
 
 /* Appends the update pass to a graph whose parameters are closed. DIM_X of its capacity must be set: the number of

@@ -21,12 +21,14 @@ struct trainer_state {
     int64_t epoch_consumed; /* ... and sequences of it consumed */
     uint64_t seed;
     int64_t threads, ranks;
-    char *precision;        /* "fp32", "bf16" */
-    char *manifest;         /* JSON text of dataset_manifest() */
-    char *settings;         /* effective settings as INI text */
-    int64_t metrics_offset; /* bytes of metrics.jsonl that belong to this checkpoint: resume cuts it there */
-    double best_eval_loss;  /* NAN: none yet */
-    double elapsed_seconds; /* spent training, over all processes of the run */
+    char *precision;          /* "fp32", "bf16", "fp16" */
+    double loss_scale;        /* of fp16; NAN: none */
+    int64_t loss_scale_steps; /* since it changed */
+    char *manifest;           /* JSON text of dataset_manifest() */
+    char *settings;           /* effective settings as INI text */
+    int64_t metrics_offset;   /* bytes of metrics.jsonl that belong to this checkpoint: resume cuts it there */
+    double best_eval_loss;    /* NAN: none yet */
+    double elapsed_seconds;   /* spent training, over all processes of the run */
 };
 void trainer_state_free(struct trainer_state *state); /* frees the strings and zeroes the struct */
 void trainer_state_print(const struct trainer_state *state, struct text *json);

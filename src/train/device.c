@@ -34,8 +34,8 @@ status device_open(const struct settings *settings, struct backend **backend) {
         return open_cuda(settings, backend);
     if (settings->train.precision == PRECISION_TF32)
         return bad_input(
-            "train.precision = tf32: only CUDA devices have it, and the device is the processor; expected fp32 or "
-            "bf16");
+            "train.precision = tf32: only CUDA devices have it, and the device is the processor; expected fp32, "
+            "bf16 or fp16");
     if (settings->device.cuda_graphs == CUDA_GRAPHS_ON)
         return bad_input("device.cuda_graphs = on: the device is the processor; expected auto or off");
     return cpu_backend_new(backend, (int)settings->device.threads);
@@ -48,6 +48,8 @@ void devices_describe(struct text *out) {
         cpu->describe(cpu, line, sizeof line);
         text_printf(out, "%s\n", line);
         cpu->free(cpu);
+    } else {
+        text_printf(out, "cpu: %s\n", status_message());
     }
 #ifdef BERTH_CUDA
     int count = cuda_devices();

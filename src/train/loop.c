@@ -11,7 +11,8 @@
 #include "base/memory.h"
 #include "base/parallel.h"
 
-enum { SKIPS_IN_A_ROW = 10 }; /* as many overflows, and the run will not recover by itself */
+/* As many overflows that no smaller loss scale can mend, and the run will not recover by itself. */
+enum { SKIPS_IN_A_ROW = 10 };
 
 struct loop {
     struct training *training;
@@ -19,7 +20,9 @@ struct loop {
     double began, saved_at; /* clock_seconds */
     double elapsed_before;  /* of earlier processes of this run */
     int64_t saved;          /* sequences consumed at the last checkpoint (skipped steps consume too); -1: none */
-    int skips;              /* in a row */
+    int skips;              /* in a row, with the smallest loss scale */
+    /* the data of the steps under way, oldest first; only its counts may be read */
+    struct step_data under_way[STEPS_UNDER_WAY];
 };
 
 /* --- signals --- */
@@ -53,6 +56,8 @@ static status save(struct loop *loop, bool best) {
     const struct settings *settings = training->settings;
     struct text manifest = {0}, ini = {0};
     struct trainer_state state = training->state;
+    double scale[2];
+    TRY(network_get_loss_scale(&training->network, scale));
     TRY(metrics_sync(&training->metrics, &state.metrics_offset));
     dataset_manifest(training->train_data, &manifest);
     settings_write_ini(settings, &ini);
@@ -60,7 +65,9 @@ static status save(struct loop *loop, bool best) {
     state.seed = (uint64_t)settings->train.seed;
     state.threads = parallel_threads();
     state.ranks = training->network.comm->ranks;
-    state.precision = training->network.graph->compute == F32 ? "fp32" : "bf16";
+    state.precision = (char *)precision_name(training->network.graph->compute);
+    state.loss_scale = scale[0];
+    state.loss_scale_steps = isnan(scale[0]) ? 0 : (int64_t)scale[1];
     state.manifest = manifest.data;
     state.settings = ini.data;
     state.elapsed_seconds = elapsed(loop);
@@ -75,16 +82,21 @@ static status save(struct loop *loop, bool best) {
     return code;
 }
 
-static bool checkpoint_due(const struct loop *loop) {
+static bool checkpoint_due(const struct loop *loop, int64_t step) {
     const struct settings *settings = loop->training->settings;
-    int64_t step = loop->training->state.step, every = settings->checkpoint.every;
-    int64_t milestone = settings->checkpoint.milestone_every;
+    int64_t every = settings->checkpoint.every, milestone = settings->checkpoint.milestone_every;
     double minutes = settings->checkpoint.every_minutes;
     return (every > 0 && step % every == 0) || (milestone > 0 && step % milestone == 0) ||
            (minutes > 0 && clock_seconds() - loop->saved_at >= minutes * 60);
 }
 
 /* --- evaluation --- */
+
+static bool evaluation_due(const struct loop *loop, int64_t step) {
+    const struct settings *settings = loop->training->settings;
+    int64_t every = settings->train.eval_every;
+    return loop->training->eval_data && every > 0 && (step % every == 0 || step == settings->train.steps);
+}
 
 static status evaluate(struct loop *loop, bool *best) {
     struct training *training = loop->training;
@@ -114,9 +126,9 @@ static status evaluate(struct loop *loop, bool *best) {
 
 /* --- a step --- */
 
-static status note_step(struct loop *loop, const struct step_data *data, const struct step_result *result,
-                        double seconds) {
+static status note_step(struct loop *loop, const struct step_data *data, const struct step_result *result) {
     struct training *training = loop->training;
+    double seconds = result->seconds;
     /* measured while the machine was busy, the peak came out too low: what was reached since is a better one */
     if (training->peak_flops > 0 && training->settings->device.peak_tflops == 0 &&
         result->flop / seconds > training->peak_flops)
@@ -130,6 +142,7 @@ static status note_step(struct loop *loop, const struct step_data *data, const s
         .mlm_accuracy = result->mlm_accuracy,
         .lr = training->lr_table[result->step - 1],
         .grad_norm = result->grad_norm,
+        .loss_scale = result->loss_scale,
         .epoch = data->epoch,
         .skipped = result->skipped_steps,
         .sequences = result->sequences,
@@ -146,44 +159,62 @@ static status note_step(struct loop *loop, const struct step_data *data, const s
     return metrics_add_step(&training->metrics, &line);
 }
 
-/* The norm was not finite. Nothing was updated, the step counter stands; too many in a row end the run. */
+/* The norm was not finite. Nothing was updated, the step counter stands; too many in a row that a smaller loss scale
+ * could not mend end the run. */
 static status note_skip(struct loop *loop, const struct step_result *result) {
     int64_t step = result->step + 1;
-    log_warn("step %lld skipped: the gradient norm is %g (loss %g)", (long long)step, result->grad_norm, result->loss);
-    if (++loop->skips < SKIPS_IN_A_ROW)
+    char scale[64] = "";
+    if (result->loss_scale > LOSS_SCALE_LEAST)
+        snprintf(scale, sizeof scale, "; the loss scale, %.0f, is halved", result->loss_scale);
+    double norm = fabs(result->grad_norm); /* without the sign of a NaN, which says nothing */
+    log_warn("step %lld skipped: the gradient norm is %g (loss %g)%s", (long long)step, norm, result->loss, scale);
+    if (result->loss_scale > LOSS_SCALE_LEAST || ++loop->skips < SKIPS_IN_A_ROW)
         return OK;
     return failed(
-        "step %lld was skipped %d times in a row: gradients overflow. The last checkpoint is kept in %s; lower "
-        "optim.lr",
-        (long long)step, SKIPS_IN_A_ROW, loop->training->run.path);
+        "step %lld was skipped %d times in a row%s: gradients overflow. The last checkpoint is kept in %s; lower "
+        "optim.lr%s",
+        (long long)step, SKIPS_IN_A_ROW, isnan(result->loss_scale) ? "" : " with the smallest loss scale",
+        loop->training->run.path, isnan(result->loss_scale) ? "" : ", or take train.precision=bf16");
 }
 
-static status step(struct loop *loop) {
-    struct training *training = loop->training;
-    double began = clock_seconds();
+static status queue_step(struct loop *loop) {
+    struct network *network = &loop->training->network;
     const struct step_data *data;
+    TRY(reader_next(loop->training->reader, &data));
+    loop->under_way[network->under_way] = *data;
+    return network_queue(network, data);
+}
+
+/* The results of the oldest step under way. */
+static status finish_step(struct loop *loop) {
+    struct training *training = loop->training;
+    struct step_data data = loop->under_way[0];
     struct step_result result;
-    TRY(reader_next(training->reader, &data));
-    TRY(network_step(&training->network, data, &result));
-    training->state.consumed = data->consumed;
+    TRY(network_result(&training->network, &result));
+    memmove(loop->under_way, loop->under_way + 1, (STEPS_UNDER_WAY - 1) * sizeof *loop->under_way);
+    training->state.consumed = data.consumed;
     training->state.step = result.step;
     training->state.skipped = result.skipped_steps;
     if (result.skipped)
         return note_skip(loop, &result);
     loop->skips = 0;
-    return note_step(loop, data, &result, clock_seconds() - began);
+    return note_step(loop, &data, &result);
+}
+
+/* Does something follow the step of this number that needs the device as the step leaves it? */
+static bool pause_due(const struct loop *loop, int64_t step) {
+    return step == loop->training->settings->train.steps || evaluation_due(loop, step) || checkpoint_due(loop, step);
 }
 
 /* What follows a step: evaluation and checkpoints. */
 static status after_step(struct loop *loop) {
     struct training *training = loop->training;
-    const struct settings *settings = training->settings;
-    int64_t step_number = training->state.step, every = settings->train.eval_every;
+    int64_t step = training->state.step;
     bool best = false;
-    if (training->eval_data && every > 0 && (step_number % every == 0 || step_number == settings->train.steps))
+    if (evaluation_due(loop, step))
         TRY(evaluate(loop, &best));
-    best = best && settings->checkpoint.best;
-    return best || checkpoint_due(loop) ? save(loop, best) : OK;
+    best = best && training->settings->checkpoint.best;
+    return best || checkpoint_due(loop, step) ? save(loop, best) : OK;
 }
 
 static bool out_of_time(const struct loop *loop) {
@@ -201,17 +232,28 @@ static status stop(struct loop *loop) {
                    training->run.path);
 }
 
+/* A step is queued, then the results of the one before are read, so that the device never waits for the host. If it was
+ * skipped, as in fp16 is found late, the step queued since is that step again. Where something may follow the queued
+ * one, or the run stops, its results are read too: then nothing is under way. */
 static status run_steps(struct loop *loop) {
     struct training *training = loop->training;
-    while (training->state.step < training->settings->train.steps) {
-        int64_t before = training->state.step;
-        TRY(step(loop));
-        if (training->state.step > before)
+    struct trainer_state *state = &training->state;
+    int64_t steps = training->settings->train.steps;
+    while (state->step < steps) {
+        TRY(queue_step(loop));
+        if (training->network.under_way == STEPS_UNDER_WAY)
+            TRY(finish_step(loop));
+        bool stopping = stop_signal || out_of_time(loop);
+        if (!stopping && !pause_due(loop, state->step + 1))
+            continue;
+        int64_t before = state->step;
+        TRY(finish_step(loop));
+        if (state->step > before)
             TRY(after_step(loop));
-        if (training->state.step < training->settings->train.steps && (stop_signal || out_of_time(loop)))
+        if (stopping && state->step < steps)
             return stop(loop);
     }
-    return loop->saved == training->state.consumed ? OK : save(loop, false);
+    return loop->saved == state->consumed ? OK : save(loop, false);
 }
 
 status train_loop(struct training *training) {

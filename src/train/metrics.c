@@ -67,6 +67,7 @@ status metrics_add_step(struct metrics *metrics, const struct metrics_step *step
     add_real(&line, "mlm_accuracy", step->mlm_accuracy);
     add_real(&line, "lr", step->lr);
     add_real(&line, "grad_norm", step->grad_norm);
+    add_real(&line, "loss_scale", step->loss_scale);
     add_int(&line, "epoch", step->epoch);
     add_int(&line, "skipped", step->skipped);
     add_int(&line, "sequences", step->sequences);

@@ -15,6 +15,7 @@ struct metrics_step {
     double mlm_loss, nsp_loss;                /* means over the global batch, nats */
     double mlm_accuracy;                      /* share of masked tokens predicted right, in training (dropout on) */
     double lr, grad_norm;                     /* grad_norm before clipping */
+    double loss_scale;                        /* NAN unless fp16 */
     int64_t epoch;                            /* from 0 */
     int64_t skipped;                          /* so far */
     int64_t sequences, tokens, masked_tokens; /* of this step, all ranks, real ones (nothing is padding) */

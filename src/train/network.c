@@ -7,6 +7,15 @@
 #include "base/memory.h"
 #include "graph/checkpoint.h"
 
+/* What the device counts in a step. */
+struct step_sums {
+    double mlm[2], nsp[2]; /* sum of losses, number of right predictions */
+    double norm[2];        /* of the gradients; in f16 the loss scale */
+    int64_t step[2];       /* done, skipped */
+};
+
+const char *precision_name(enum dtype compute) { return compute == F32 ? "fp32" : compute == BF16 ? "bf16" : "fp16"; }
+
 status network_graph(const struct bert_config *config, const struct bert_shape *shape, const struct network_form *form,
                      const struct optim_config *optim, int64_t steps, struct graph **graph, struct bert_tensors *io,
                      struct optim_tensors *optim_tensors) {
@@ -21,6 +30,16 @@ status network_graph(const struct bert_config *config, const struct bert_shape *
     return OK;
 }
 
+status network_start(struct network *network, const struct optim_config *optim, uint64_t seed) {
+    struct backend *backend = network->backend;
+    TRY(exec_new(&network->exec, network->graph, backend, seed));
+    network->feed = feed_new(network->exec, network->graph, &network->config, &network->io);
+    if (!optim)
+        return OK;
+    TRY(backend->host_memory_new(backend, (void **)&network->sums, STEPS_UNDER_WAY * sizeof *network->sums));
+    return network_set_loss_scale(network, (const double[]){optim->loss_scale, 0});
+}
+
 status network_new(struct network *network, const struct bert_config *config, const struct bert_shape *shape,
                    const struct network_form *form, const struct optim_config *optim, int64_t steps, uint64_t seed,
                    struct backend *backend, struct comm *comm) {
@@ -28,9 +47,7 @@ status network_new(struct network *network, const struct bert_config *config, co
     status code =
         network_graph(&network->config, shape, form, optim, steps, &network->graph, &network->io, &network->optim);
     if (code == OK)
-        code = exec_new(&network->exec, network->graph, backend, seed);
-    if (code == OK)
-        network->feed = feed_new(network->exec, network->graph, &network->config, &network->io);
+        code = network_start(network, optim, seed);
     if (code != OK)
         network_free(network);
     return code;
@@ -38,6 +55,8 @@ status network_new(struct network *network, const struct bert_config *config, co
 
 void network_free(struct network *network) {
     feed_free(network->feed);
+    if (network->sums)
+        exec_backend(network->exec)->host_memory_free(exec_backend(network->exec), network->sums);
     exec_free(network->exec);
     graph_free(network->graph);
     if (network->comm)
@@ -66,10 +85,10 @@ status network_sync_weights(struct network *network) {
     for (int p = 0; p < graph->parameter_count; p++) {
         int64_t count = graph->parameters[p].rows * graph->parameters[p].columns;
         float *values = xmalloc((size_t)count * sizeof *values);
-        bf16 *rounded = xmalloc((size_t)count * sizeof *rounded);
+        uint16_t *rounded = xmalloc((size_t)count * sizeof *rounded);
         status code = exec_download_slice(network->exec, graph->master, p, values);
         for (int64_t i = 0; i < count; i++)
-            rounded[i] = bf16_from_float(values[i]);
+            rounded[i] = graph->compute == F16 ? f16_from_float(values[i]) : bf16_from_float(values[i]);
         if (code == OK)
             code = exec_upload_slice(network->exec, graph->weights, p, rounded);
         free(values);
@@ -104,36 +123,31 @@ static status count_global_batch(struct network *network, const struct step_data
     return OK;
 }
 
-/* Sums of MLM and NSP losses and hits since the last `first` pass: [MLM loss, MLM hits, NSP loss, NSP hits]. */
-static status read_sums(struct network *network, double sums[4]) {
-    memset(sums, 0, 4 * sizeof *sums);
-    TRY(exec_download(network->exec, network->io.mlm_sums, sums, 2));
-    return network->config.nsp ? exec_download(network->exec, network->io.nsp_sums, sums + 2, 2) : OK;
-}
+/* --- a step: queued, and read later --- */
 
-static double mean(double sum, int64_t count) { return count ? sum / (double)count : 0; }
+static int mark_of(int64_t step) { return (int)((step + BACKEND_MARKS) % BACKEND_MARKS); }
 
-/* What the device counted in this step. */
-static status read_result(struct network *network, struct step_result *result) {
-    double sums[4];
-    int64_t steps[2];
-    TRY(read_sums(network, sums));
-    TRY(network->comm->sum_f64(network->comm, sums, 4));
-    TRY(exec_download(network->exec, network->optim.norm, &result->grad_norm, 1));
-    TRY(exec_download(network->exec, network->optim.step, steps, 2));
-    result->skipped = !isfinite(result->grad_norm);
-    result->step = steps[0];
-    result->skipped_steps = steps[1];
-    result->mlm_loss = mean(sums[0], result->masked);
-    result->mlm_accuracy = result->masked ? mean(sums[1], result->masked) : NAN;
-    result->nsp_loss = network->config.nsp ? mean(sums[2], result->sequences) : NAN;
-    result->loss = result->mlm_loss + (network->config.nsp ? result->nsp_loss : 0);
-    return OK;
-}
-
-status network_step(struct network *network, const struct step_data *data, struct step_result *result) {
+static status queue_downloads(struct network *network, struct step_sums *sums) {
     struct exec *exec = network->exec;
+    TRY(exec_download_later(exec, network->io.mlm_sums, sums->mlm, 2));
+    if (network->config.nsp)
+        TRY(exec_download_later(exec, network->io.nsp_sums, sums->nsp, 2));
+    TRY(exec_download_later(exec, network->optim.norm, sums->norm, network->graph->loss_scale >= 0 ? 2 : 1));
+    return exec_download_later(exec, network->optim.step, sums->step, 2);
+}
+
+status network_queue(struct network *network, const struct step_data *data) {
+    struct exec *exec = network->exec;
+    struct backend *backend = network->backend;
+    int slot = (int)(network->queued % STEPS_UNDER_WAY);
+    struct step_result *result = &network->results[slot];
     *result = (struct step_result){0};
+    if (network->under_way == STEPS_UNDER_WAY)
+        return failed("a step is queued before the results of an earlier one were read");
+    if (network->under_way == 0) { /* there is no end of a step to measure from */
+        TRY(backend->mark(backend, mark_of(network->queued - 1)));
+        result->seconds = data->waited;
+    }
     TRY(count_global_batch(network, data, result));
     TRY(feed_scales(network->feed, result->masked, result->sequences));
     for (int64_t micro = 0; micro < data->micro_batches; micro++) {
@@ -141,7 +155,61 @@ status network_step(struct network *network, const struct step_data *data, struc
         TRY(exec_run(exec, PASS_FORWARD | PASS_BACKWARD, micro == 0, false));
     }
     TRY(exec_run(exec, PASS_UPDATE, true, false));
-    return read_result(network, result);
+    TRY(queue_downloads(network, &network->sums[slot]));
+    TRY(backend->mark(backend, mark_of(network->queued)));
+    network->queued++;
+    network->under_way++;
+    return OK;
+}
+
+static double mean(double sum, int64_t count) { return count ? sum / (double)count : 0; }
+
+status network_result(struct network *network, struct step_result *result) {
+    struct backend *backend = network->backend;
+    int64_t number = network->queued - network->under_way;
+    int slot = (int)(number % STEPS_UNDER_WAY);
+    *result = network->results[slot];
+    TRY(backend->reach(backend, mark_of(number)));
+    struct step_sums sums = network->sums[slot];
+    double losses[4] = {sums.mlm[0], sums.mlm[1], sums.nsp[0], sums.nsp[1]};
+    TRY(network->comm->sum_f64(network->comm, losses, 4));
+    result->seconds += backend->seconds_between(backend, mark_of(number - 1), mark_of(number));
+    result->grad_norm = sums.norm[0];
+    result->loss_scale = network->graph->loss_scale >= 0 ? sums.norm[1] : NAN;
+    result->skipped = !isfinite(result->grad_norm);
+    result->step = sums.step[0];
+    result->skipped_steps = sums.step[1];
+    result->mlm_loss = mean(losses[0], result->masked);
+    result->mlm_accuracy = result->masked ? mean(losses[1], result->masked) : NAN;
+    result->nsp_loss = network->config.nsp ? mean(losses[2], result->sequences) : NAN;
+    result->loss = result->mlm_loss + (network->config.nsp ? result->nsp_loss : 0);
+    network->under_way--;
+    return OK;
+}
+
+status network_step(struct network *network, const struct step_data *data, struct step_result *result) {
+    TRY(network_queue(network, data));
+    return network_result(network, result);
+}
+
+/* --- the loss scale of f16 --- */
+
+status network_get_loss_scale(struct network *network, double scale[2]) {
+    scale[0] = scale[1] = NAN;
+    return network->graph->loss_scale < 0 ? OK : exec_download(network->exec, network->graph->loss_scale, scale, 2);
+}
+
+status network_set_loss_scale(struct network *network, const double scale[2]) {
+    return network->graph->loss_scale < 0 ? OK : exec_upload(network->exec, network->graph->loss_scale, scale, 2);
+}
+
+/* --- evaluation --- */
+
+/* Sums of MLM and NSP losses and hits since the last `first` pass: [MLM loss, MLM hits, NSP loss, NSP hits]. */
+static status read_sums(struct network *network, double sums[4]) {
+    memset(sums, 0, 4 * sizeof *sums);
+    TRY(exec_download(network->exec, network->io.mlm_sums, sums, 2));
+    return network->config.nsp ? exec_download(network->exec, network->io.nsp_sums, sums + 2, 2) : OK;
 }
 
 status network_evaluate(struct network *network, const struct dataset *dataset, int64_t micro_batch, int64_t limit,

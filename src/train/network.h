@@ -11,6 +11,21 @@
 #include "optim/optim.h"
 #include "train/feed.h"
 
+/* A step's results are read when the next one is queued, so that the device never waits for the host. */
+enum { STEPS_UNDER_WAY = 2 };
+
+struct step_result {
+    int64_t step, skipped_steps;       /* optimizer steps done and skipped so far, this one included */
+    double mlm_loss, nsp_loss, loss;   /* means over the global batch, before the update; nsp_loss NAN without NSP */
+    double mlm_accuracy;               /* NAN where no token is masked */
+    double grad_norm;                  /* before clipping */
+    double loss_scale;                 /* of this step's gradients; NAN unless f16 */
+    bool skipped;                      /* the norm was not finite: nothing was updated */
+    int64_t sequences, tokens, masked; /* of the global batch */
+    double flop;                       /* model flop of the global batch, forward and backward */
+    double seconds; /* since the step before it was done; where none was under way, what the data took and the step */
+};
+
 struct network {
     struct bert_config config;
     struct backend *backend; /* owned */
@@ -20,11 +35,16 @@ struct network {
     struct optim_tensors optim;
     struct exec *exec;
     struct feed *feed;
+    /* steps under way: their results, in memory of the host that the device writes, and what is known without it */
+    struct step_sums *sums; /* [STEPS_UNDER_WAY] */
+    struct step_result results[STEPS_UNDER_WAY];
+    int64_t queued; /* steps so far */
+    int under_way;  /* of these, the last ones, whose results were not read */
 };
 
 /* How a network is computed; what it computes does not depend on it, but for rounding. */
 struct network_form {
-    enum dtype compute; /* F32 or BF16 */
+    enum dtype compute; /* F32, BF16 or F16 */
     enum fusion fusion;
     bool checkpoint;     /* of a layer keep only the input (graph/checkpoint.h) */
     const char *without; /* a fusion rule to leave out, for tests; NULL: none */
@@ -40,24 +60,26 @@ status network_graph(const struct bert_config *config, const struct bert_shape *
 status network_new(struct network *network, const struct bert_config *config, const struct bert_shape *shape,
                    const struct network_form *form, const struct optim_config *optim, int64_t steps, uint64_t seed,
                    struct backend *backend, struct comm *comm);
+/* The last part of it: for a network whose graph, tensors, backend and comm are there. */
+status network_start(struct network *network, const struct optim_config *optim, uint64_t seed);
 void network_free(struct network *network);
+/* "fp32", "bf16", "fp16": the dtype as settings and checkpoints call it. */
+const char *precision_name(enum dtype compute);
 /* Fresh weights from the seed, and the copies in the compute dtype. */
 status network_init_weights(struct network *network, uint64_t seed);
 /* After master weights were uploaded: rewrite their copies in the compute dtype. */
 status network_sync_weights(struct network *network);
 
-struct step_result {
-    int64_t step, skipped_steps;       /* optimizer steps done and skipped so far, this one included */
-    double mlm_loss, nsp_loss, loss;   /* means over the global batch, before the update; nsp_loss NAN without NSP */
-    double mlm_accuracy;               /* NAN where no token is masked */
-    double grad_norm;                  /* before clipping */
-    bool skipped;                      /* the norm was not finite: nothing was updated */
-    int64_t sequences, tokens, masked; /* of the global batch */
-    double flop;                       /* model flop of the global batch, forward and backward */
-};
-
-/* One optimizer step over this rank's share of a global batch. */
+/* Hands one optimizer step over this rank's share of a global batch to the device. At most STEPS_UNDER_WAY at once. */
+status network_queue(struct network *network, const struct step_data *data);
+/* Waits for the oldest step under way. */
+status network_result(struct network *network, struct step_result *result);
+/* Both: no other step may be under way. */
 status network_step(struct network *network, const struct step_data *data, struct step_result *result);
+
+/* f16: the loss scale and the steps since it changed. NAN, and nothing, in other precisions. */
+status network_get_loss_scale(struct network *network, double scale[2]);
+status network_set_loss_scale(struct network *network, const double scale[2]);
 
 struct evaluation {
     double mlm_loss, mlm_accuracy, nsp_loss,

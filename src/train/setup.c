@@ -23,7 +23,8 @@ static enum activation activation_of(const struct settings *settings) {
 }
 
 static enum dtype dtype_of(const struct settings *settings) {
-    return settings->train.precision == PRECISION_BF16 ? BF16 : F32;
+    int precision = settings->train.precision;
+    return precision == PRECISION_BF16 ? BF16 : precision == PRECISION_FP16 ? F16 : F32;
 }
 
 static struct network_form form_of(const struct settings *settings) {
@@ -64,6 +65,8 @@ static struct optim_config optim_of(const struct settings *settings) {
         .weight_decay = settings->optim.weight_decay,
         .clip = settings->optim.clip,
         .bias_correction = settings->optim.bias_correction,
+        .loss_scale = settings->optim.loss_scale,
+        .growth_interval = settings->optim.loss_scale_window,
     };
 }
 
@@ -298,6 +301,9 @@ static status load_resumed(struct training *training) {
     TRY(network_sync_weights(network));
     int64_t steps[2] = {training->state.step, training->state.skipped};
     TRY(exec_upload(network->exec, network->optim.step, steps, 2));
+    if (!isnan(training->state.loss_scale)) /* else the run had another precision so far */
+        TRY(network_set_loss_scale(
+            network, (const double[]){training->state.loss_scale, (double)training->state.loss_scale_steps}));
     training->resumed = true;
     if (training->state.threads != parallel_threads())
         log_warn("the run used %lld threads, now %d: the last bits of its numbers may differ",
@@ -389,7 +395,7 @@ static void describe(const struct training *training) {
     network->backend->describe(network->backend, device, sizeof device);
     log_info("device  %s", device);
     log_info("model   %.1f M parameters, vocabulary %lld, %s", (double)parameters / 1e6,
-             (long long)network->config.vocab_size, network->graph->compute == F32 ? "fp32" : "bf16");
+             (long long)network->config.vocab_size, precision_name(network->graph->compute));
     log_info("memory  %.0f MB: weights %.0f, gradients %.0f, optimizer %.0f, activations %.0f",
              1e-6 * (double)(plan->weight_bytes + plan->gradient_bytes + plan->state_bytes + plan->input_bytes +
                              plan->arena_bytes),

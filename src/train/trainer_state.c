@@ -11,7 +11,8 @@
 
 enum { FORMAT_VERSION = 1 };
 
-/* A row a key; seed and manifest, which JSON needs in another form, stand apart. */
+/* A row a key; apart stand seed and manifest, which JSON needs in another form, and the loss scale, which only fp16
+ * has. */
 static const struct {
     const char *key;
     enum { COUNT, REAL, STRING } type;
@@ -46,6 +47,11 @@ void trainer_state_print(const struct trainer_state *state, struct text *out) {
             json_add_string(out, *(char *const *)field);
         text_add(out, ",\n");
     }
+    if (!isnan(state->loss_scale)) {
+        text_add(out, "  \"loss_scale\": ");
+        json_add_double(out, state->loss_scale);
+        text_printf(out, ",\n  \"loss_scale_steps\": %lld,\n", (long long)state->loss_scale_steps);
+    }
     /* a string: JSON's numbers end at 2^53 */
     text_printf(out, "  \"seed\": \"%llu\",\n  \"manifest\": %s\n}\n", (unsigned long long)state->seed,
                 state->manifest);
@@ -70,6 +76,18 @@ static status read_key(const char *path, const json *root, int i, struct trainer
     }
 }
 
+static status read_loss_scale(const char *path, const json *root, struct trainer_state *state) {
+    state->loss_scale = NAN;
+    if (!json_get(root, "loss_scale"))
+        return OK;
+    TRY(json_get_double(path, root, "loss_scale", &state->loss_scale));
+    TRY(json_get_int(path, root, "loss_scale_steps", &state->loss_scale_steps));
+    return state->loss_scale >= LOSS_SCALE_LEAST && state->loss_scale <= LOSS_SCALE_MOST && state->loss_scale_steps >= 0
+               ? OK
+               : bad_input("%s: loss_scale %g after %lld steps: expected a scale from %g to %g", path,
+                           state->loss_scale, (long long)state->loss_scale_steps, LOSS_SCALE_LEAST, LOSS_SCALE_MOST);
+}
+
 /* The manifest goes back to the form that dataset_compare takes. */
 static status read_manifest(const char *path, const json *root, struct trainer_state *state) {
     json *list;
@@ -89,6 +107,7 @@ static status read_state(const char *path, const json *root, struct trainer_stat
         return bad_input("%s: format %lld, this program reads format %d", path, (long long)version, FORMAT_VERSION);
     for (int i = 0; i < KEY_COUNT; i++)
         TRY(read_key(path, root, i, state));
+    TRY(read_loss_scale(path, root, state));
     TRY(json_get_string(path, root, "seed", &seed));
     errno = 0;
     state->seed = strtoull(seed, &end, 10);

@@ -5,9 +5,11 @@
 #include <stdint.h>
 
 #include <cmocka.h>
+#include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
 #include "base/memory.h"
 #include "base/parallel.h"
@@ -85,6 +87,38 @@ static void test_nested(void **state) {
     parallel_set_threads(0);
 }
 
+/* Many short loops, some after everybody fell asleep; each of two threads counts its own. */
+static void *many_loops(void *wrong) {
+    int visits[40];
+    double partial[40];
+    for (int loop = 0; loop < 3000; loop++) {
+        struct cover cover = {.n = 1 + loop % 40, .grain = 1, .visits = visits, .partial = partial};
+        memset(visits, 0, sizeof visits);
+        memset(partial, 0, sizeof partial);
+        if (loop % 500 == 0)
+            nanosleep(&(struct timespec){.tv_nsec = 1000000}, NULL);
+        parallel_for(cover.n, cover.grain, visit, &cover);
+        for (int64_t i = 0; i < cover.n; i++)
+            *(int *)wrong += visits[i] != 1;
+        *(int *)wrong += cover.wrong;
+    }
+    return NULL;
+}
+
+static void test_many_loops(void **state) {
+    (void)state;
+    int wrong[2] = {0};
+    pthread_t other;
+    for (int threads = 2; threads <= 6; threads += 2) {
+        parallel_set_threads(threads);
+        assert_int_equal(pthread_create(&other, NULL, many_loops, &wrong[1]), 0);
+        many_loops(&wrong[0]);
+        pthread_join(other, NULL);
+    }
+    assert_int_equal(wrong[0] + wrong[1], 0);
+    parallel_set_threads(0);
+}
+
 static void test_memory(void **state) {
     (void)state;
     void *memory;
@@ -120,10 +154,8 @@ static void test_arena(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_parallel_for),
-        cmocka_unit_test(test_nested),
-        cmocka_unit_test(test_memory),
-        cmocka_unit_test(test_arena),
+        cmocka_unit_test(test_parallel_for), cmocka_unit_test(test_nested), cmocka_unit_test(test_many_loops),
+        cmocka_unit_test(test_memory),       cmocka_unit_test(test_arena),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

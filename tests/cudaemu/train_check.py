@@ -1,10 +1,11 @@
 #!/usr/bin/env python3
 """train_check.py BERTH BERTH_EMU: twenty steps of a tiny BERT, dropout on, by the CPU backend and by the CUDA backend in the emulator.
 
-The losses must be equal but for rounding, at every fusion level, in fp32 and in bf16, with AdamW and with LAMB. Both run the
+The losses must be equal but for rounding, at every fusion level, in fp32, bf16 and fp16, with AdamW and with LAMB. Both run the
 same function of the same seed: what differs is the order of sums, some 2^-24 of a value each (fp32), or what is stored between
-two operators (bf16: 2^-9). The limits are
-some ten times what was seen (3e-8 and 1.1e-4), a hundredth of what a wrong mask or gradient makes of the loss."""
+two operators (bf16: 2^-9, fp16: 2^-12). The limits are
+some ten times what was seen (3e-8, 1.1e-4 and 1e-5), a hundredth of what a wrong mask or gradient makes of the loss. In fp16 the
+loss scale is too large at first: both must skip the same steps."""
 import json
 import os
 import subprocess
@@ -16,7 +17,7 @@ from made_text import text_and_shards
 
 # fusion level, precision, optimizer, steps, relative difference of the loss of a step
 CASES = [("full", "fp32", "adamw", 20, 5e-7), ("full", "bf16", "lamb", 20, 2e-3), ("none", "fp32", "adamw", 4, 5e-7),
-         ("paper", "bf16", "adamw", 4, 2e-3)]
+         ("paper", "bf16", "adamw", 4, 2e-3), ("full", "fp16", "adamw", 10, 1e-4), ("none", "fp16", "adamw", 10, 1e-4)]
 
 
 def losses(program, device, folder, case):
@@ -25,12 +26,13 @@ def losses(program, device, folder, case):
     command = [program, "train", "configs/bert-tiny.ini", f"model.vocab={folder}/vocab.txt", f"data.train={folder}/shards/train",
                "data.seq_len=32", "train.global_batch=6", "train.micro_batch=3", f"train.steps={steps}",
                "optim.lr=1e-3", f"train.fuse={fuse}", f"train.precision={precision}", f"optim.name={optimizer}", "checkpoint.every=0",
-               f"checkpoint.dir={run}", f"device.type={device}", "device.peak_tflops=1", "model.hidden_act=gelu_new"]
+               "optim.loss_scale=2097152", f"checkpoint.dir={run}", f"device.type={device}", "device.peak_tflops=1", "model.hidden_act=gelu_new"]
     subprocess.run(["rm", "-rf", run], check=True)
     result = subprocess.run(command, capture_output=True, text=True)
     if result.returncode:
         sys.exit(f"FAILED: {' '.join(command)}: exit {result.returncode}\n{result.stderr}")
-    return [json.loads(line)["loss"] for line in open(f"{run}/metrics.jsonl")]
+    lines = [json.loads(line) for line in open(f"{run}/metrics.jsonl")]
+    return [line["loss"] for line in lines], [(line["skipped"], line.get("loss_scale")) for line in lines]
 
 
 def main():
@@ -39,12 +41,15 @@ def main():
     with tempfile.TemporaryDirectory() as folder:
         text_and_shards(program, folder)
         for case in CASES:
-            ours, theirs = losses(program, "cpu", folder, case), losses(emulated, "cuda", folder, case)
+            (ours, scales), (theirs, their_scales) = losses(program, "cpu", folder, case), losses(emulated, "cuda", folder, case)
+            skipped = scales[0][0]
             worst = max(abs(a - b) / abs(a) for a, b in zip(ours, theirs))
             good = len(ours) == len(theirs) == case[3] and ours[-1] < ours[0] and worst <= case[-1]
+            good = good and scales == their_scales and (skipped > 0) == (case[1] == "fp16")
             failed |= not good
             print(f"{'ok' if good else 'FAILED'}: fuse {case[0]}, {case[1]}, {case[2]}: {case[3]} steps, loss {ours[0]:.4f} to {ours[-1]:.4f}, "
-                  f"largest relative difference {worst:.2g} (limit {case[-1]:.2g})", flush=True)
+                  f"largest relative difference {worst:.2g} (limit {case[-1]:.2g})" +
+                  (f", {skipped} skipped first" if skipped else ""), flush=True)
     sys.exit(failed)
 
 

@@ -262,6 +262,8 @@ static void xent(struct ref_call *call) {
     }
 }
 
+static void scale_loss(struct ref_call *call) { OUT(0).d[0] = IN(0).d[0] * IN(1).d[0]; }
+
 static void xent_dx(struct ref_call *call) {
     EACH(OUT(0)) {
         double p = c < call->attr.classes ? exp(AT(IN(0), r, c) - IN(1).d[r]) : 0;
@@ -314,6 +316,7 @@ static const reference references[OP_COUNT] = {
     [OP_xent] = xent,
     [OP_loss_sum] = loss_sum,
     [OP_xent_dx] = xent_dx,
+    [OP_scale_loss] = scale_loss,
     [OP_linear_dx] = linear_dx,
     [OP_linear_dw] = linear_dw,
     [OP_bias_dw] = bias_dw,

@@ -48,8 +48,11 @@ static void part(const struct ref_call *call, enum op op, const struct ref_opera
 
 /* Rounded as a stored tensor is. */
 static void store(const struct ref_call *call, struct ref_operand *operand) {
-    for (int64_t at = 0; call->compute == BF16 && at < operand->padded_rows * operand->columns; at++)
-        operand->d[at] = bf16_to_float(bf16_from_float((float)operand->d[at]));
+    for (int64_t at = 0; call->compute != F32 && at < operand->padded_rows * operand->columns; at++) {
+        float value = (float)operand->d[at];
+        operand->d[at] =
+            call->compute == BF16 ? bf16_to_float(bf16_from_float(value)) : f16_to_float(f16_from_float(value));
+    }
 }
 
 static void biased(struct ref_call *call, const struct ref_operand *w, const struct ref_operand *b,

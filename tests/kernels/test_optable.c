@@ -1,14 +1,18 @@
 /* The operator table against the specification.
  *
- *   test_optable               every operator, f32 and bf16 (and f16), on ragged shapes, held against double precision
+ *   test_optable               every operator, f32, bf16 and f16, on ragged shapes, held against double precision
  *                              (reference.c); gradients held against finite differences; bits against the number of
- * threads test_optable only NAME...  these operators alone test_optable perf          time, GB/s and GFLOP/s of every
- * operator at BERT-base size (perf T I HEADS V to choose) test_optable support       which operators the backend has
+ *                              threads
+ *   test_optable only NAME...  these operators alone
+ *   test_optable perf          every operator at BERT-base size, out of cache: time, GB/s, GFLOP/s, and percent of the
+ *                              least time that its bytes and flop take at the rates measured
+ *                              (perf T I HEADS V NAME... to choose)
+ *   test_optable support       which operators the backend has
  *
  * Tolerances: f32 arithmetic of a sum of K terms errs by some sqrt(K) roundings of 2^-24 of its magnitude, so the bound
  * is `growth` (from the table of cases) x 2^-24 x the magnitude, the larger of the reference's value and its root mean
- * square; a bf16 result adds half a unit in its last place, at most 2^-8 of the value. Inputs are the same rounded
- * values on both sides. */
+ * square; a bf16 or f16 result adds half a unit in its last place, at most 2^-8 or 2^-11 of the value. Inputs are the
+ * same rounded values on both sides. */
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -24,6 +28,7 @@
 #include "base/memory.h"
 #include "base/parallel.h"
 #include "base/philox.h"
+#include "kernels/cpu/products.h"
 #include "reference.h"
 
 /* --- shapes --- */
@@ -101,6 +106,7 @@ static const struct op_case cases[] = {
     {OP_xent, "rmcv", 64, 0, 0},
     {OP_loss_sum, "rm", 1, 0, 0},
     {OP_xent_dx, "rmcv", 64, 0, 0},
+    {OP_scale_loss, "", 2, 0, 0},
     {OP_linear_dx, "rtkiou", 64, 0, 0},
     {OP_linear_dx, "rmkiov", 64, 0, 0},
     {OP_linear_dw, "rtkiou", 128, 0, 0},
@@ -511,12 +517,18 @@ static int library_roundings(enum op op) {
  * summed over rows. */
 static double size_of_inputs(const struct sides *sides) {
     const struct ref_call *call = &sides->ref;
+    const struct op_info *info = op_info(call->op);
+    double bias = 0; /* on a device, it is added in the compute dtype, and may be larger than the sum */
+    for (int i = 0; i < info->inputs && test_on_cuda(); i++)
+        for (int64_t at = 0;
+             at < call->in[i].rows && info->in[i].name[0] == 'b' && strcmp(info->in[i].letters, "o") == 0; at++)
+            bias = fmax(bias, fabs(call->in[i].d[at]));
     double inputs = root_mean_square(&call->in[0]);
     if (call->op == OP_attention_dx)
         return 3 * inputs * call->attr.scale * sqrt((double)(call->hidden / call->heads));
     if (call->op == OP_decoder_dx)
         return inputs * call->in[5].d[0] * sqrt((double)call->in[0].rows);
-    return call->op == OP_attention ? inputs : 0;
+    return call->op == OP_attention ? inputs : bias;
 }
 
 static void compare(const struct sides *sides, const struct op_case *c, const char *where) {
@@ -602,7 +614,8 @@ static void test_no_operator_is_left_out(void **state) {
         bool of_optimizer = op_info(op)->kind == UPDATE || op == OP_grad_norm; /* tests/optim */
         if (!of_optimizer && !in_table(op))
             fail_msg("operator %s has no case in this table", op_info(op)->name);
-        assert_true(backend->supports(backend, op, F32) && backend->supports(backend, op, BF16));
+        for (int compute = F32; compute <= F16; compute++)
+            assert_true(backend->supports(backend, op, compute));
     }
 }
 
@@ -653,10 +666,6 @@ static void test_bf16(void **state) {
 
 static void test_f16(void **state) {
     (void)state;
-    if (!backend->supports(backend, OP_linear, F16)) {
-        print_message("skipped: the %s backend has no f16\n", backend->name);
-        skip();
-    }
     all_cases(F16);
 }
 
@@ -667,7 +676,8 @@ static void test_bits_do_not_depend_on_threads(void **state) {
     struct attr attr = attr_of(shape, ACT_GELU);
     lay_out(shape, &t);
     for (int c = 0; c < CASES; c++) {
-        if (is_contraction(cases[c].op) || is_left_out(cases[c].op)) /* the library may split sums by threads */
+        bool by_library = test_on_cuda() || strcmp(products_name(), "library") == 0; /* may split sums by threads */
+        if ((is_contraction(cases[c].op) && by_library) || is_left_out(cases[c].op))
             continue;
         struct sides sides;
         make_sides(shape, &t, &cases[c], F32, &attr, &sides);
@@ -684,6 +694,63 @@ static void test_bits_do_not_depend_on_threads(void **state) {
         free_sides(&sides);
     }
     parallel_set_threads(0);
+}
+
+static const char *const isas[] = {"amx", "avx512", "avx2", "plain", "amx-emulated", "avx512-emulated"};
+
+static void check_instruction_sets(const struct shape *shape, const struct op_case *c, enum dtype compute,
+                                   bool accumulate) {
+    static struct tokens t;
+    struct attr attr = attr_of(shape, ACT_GELU);
+    struct sides sides;
+    lay_out(shape, &t);
+    make_sides(shape, &t, c, compute, &attr, &sides);
+    sides.call.accumulate = sides.ref.accumulate = accumulate;
+    assert_true(reference_run(&sides.ref));
+    for (size_t i = 0; i < sizeof isas / sizeof *isas; i++) {
+        char where[100];
+        if (products_choose(isas[i]) != OK) /* said by the test */
+            continue;
+        snprintf(where, sizeof where, "%s, %s, %s%s", isas[i], shape->name, dtype_name(compute),
+                 accumulate ? ", accumulating" : "");
+        run(&sides, false);
+        compare(&sides, c, where);
+    }
+    free_sides(&sides);
+}
+
+/* Contractions by every instruction set that the processor has, or that C stands in for; on more than whole blocks too:
+ * tokens, columns and hidden size are multiples of nothing, and larger than a block of any of them. */
+static void test_instruction_sets(void **state) {
+    (void)state;
+    static const struct shape large = {"large", 2, {258, 31}, 3, 177, 531, 263, 320, 317, 131};
+    if (test_on_cuda())
+        skip();
+    for (size_t i = 0; i < sizeof isas / sizeof *isas; i++)
+        if (products_choose(isas[i]) != OK)
+            print_message("%s\n", status_message());
+        else
+            assert_string_equal(products_name(), isas[i]);
+    for (int c = 0; c < CASES; c++)
+        for (int s = 0; s <= SHAPES && is_contraction(cases[c].op) && !is_left_out(cases[c].op); s++)
+            for (int accumulate = 0; accumulate <= accumulates(cases[c].op); accumulate++)
+                for (enum dtype compute = F32; compute <= F16; compute++)
+                    check_instruction_sets(s < SHAPES ? &shapes[s] : &large, &cases[c], compute, accumulate);
+    assert_int_equal(products_choose(getenv("BERTH_ISA")), OK);
+}
+
+static void test_isa_is_named(void **state) {
+    (void)state;
+    const char *chosen = getenv("BERTH_ISA");
+    struct backend *refused;
+    char *before = chosen ? xstrdup(chosen) : NULL;
+    setenv("BERTH_ISA", "avx3", 1);
+    assert_int_equal(cpu_backend_new(&refused, 0), BAD_INPUT);
+    assert_non_null(strstr(status_message(), "BERTH_ISA=avx3: expected amx, avx512, avx2, plain"));
+    unsetenv("BERTH_ISA");
+    if (before)
+        setenv("BERTH_ISA", before, 1);
+    free(before);
 }
 
 /* A backward operator and the forward one whose output's gradient it takes: it must give the slope of w·y along any
@@ -830,10 +897,130 @@ static void test_dropout_rate(void **state) {
 
 /* --- perf --- */
 
+/* Bytes as the accounts count them: every operand once; of a table of which an index names rows, only those. */
+static double bytes_of(const struct sides *sides) {
+    const struct op_info *info = op_info(sides->call.op);
+    double bytes = 0;
+    for (int i = 0; i < info->inputs + info->outputs; i++) {
+        bool input = i < info->inputs;
+        int at = input ? i : i - info->inputs;
+        const struct operand *operand = input ? &sides->call.in[at] : &sides->call.out[at];
+        bool rows_only = input ? info->in[at].rows_only : info->out[at].rows_only;
+        int64_t rows = rows_only ? sides->call.in[input ? at + 1 : 0].rows : operand->padded_rows;
+        bytes += (double)(rows * operand->columns) * (double)dtype_size(operand->dtype);
+    }
+    return bytes;
+}
+
+static double flop_of(const struct shape *shape, const struct tokens *t, const struct op_case *c) {
+    const struct op_info *info = op_info(c->op);
+    double flop = info->flop;
+    for (const char *letter = info->space; *letter; letter++) {
+        int64_t n, padded;
+        size_of(shape, t, c, *letter, &n, &padded);
+        flop *= (double)n;
+    }
+    return flop;
+}
+
+/* Reads more than a last-level cache holds, so that operands are found in memory, as in a step of training. */
+static double empty_caches(void) {
+    enum { DOUBLES = 12 << 20 };
+    static double *memory;
+    double sum = 0;
+    if (test_on_cuda())
+        return 0;
+    if (!memory)
+        memset(memory = xmalloc(DOUBLES * sizeof *memory), 1, DOUBLES * sizeof *memory);
+    for (int64_t i = 0; i < DOUBLES; i += 8)
+        sum += memory[i];
+    return sum;
+}
+
+/* Seconds of the fastest of some runs. */
+static double time_of(const struct op_call *call) {
+    double best = INFINITY, all = 0;
+    for (int i = 0; i < 100 && (i < 5 || all < 0.15); i++) {
+        volatile double read = empty_caches();
+        (void)read;
+        double began = clock_seconds();
+        must(backend->run(backend, call));
+        must(backend->wait(backend));
+        double seconds = clock_seconds() - began;
+        best = fmin(best, seconds);
+        all += seconds;
+    }
+    return best;
+}
+
+static void perf_line(const char *name, enum dtype dtype, double seconds, double bytes, double flop,
+                      bool is_contraction) {
+    double memory = backend->bandwidth(backend), peak = is_contraction ? backend->peak_flops(backend, dtype) : INFINITY;
+    double floor = fmax(memory > 0 ? bytes / memory : 0, peak > 0 ? flop / peak : 0);
+    printf("%-20s %5s %10.1f %8.2f %10.2f %6.1f\n", name, dtype_name(dtype), seconds * 1e6, bytes / seconds / 1e9,
+           flop / seconds / 1e9, 100 * floor / seconds);
+}
+
+/* --- the operators of the update: on flat buffers, which have no case above --- */
+
+enum { PERF_CHUNKS = 1024 };
+
+static void flat_operand(const struct operand_info *info, enum dtype compute, struct operand *operand, double *bytes) {
+    int64_t count = 1;
+    for (const char *letter = info->letters; *letter; letter++)
+        count *= *letter == 'f' ? (int64_t)PERF_CHUNKS * CHUNK : *letter == 'z' ? PERF_CHUNKS : *letter == 's' ? 2 : 1;
+    *operand = (struct operand){.dtype = info->fixed_dtype ? info->dtype : compute, .rows = count, .columns = 1};
+    char *values = xcalloc((size_t)count, dtype_size(operand->dtype));
+    for (int64_t i = 0; i < count && operand->dtype != I64; i++)
+        put(values, operand->dtype, i, 0.5 + (double)(i % 7));
+    operand->data = on_device(values, (size_t)count * dtype_size(operand->dtype));
+    operand->padded_rows = count;
+    *bytes += (double)count * (double)dtype_size(operand->dtype) * (info->updated ? 2 : 1);
+    free(values);
+}
+
+static void perf_update(enum op op, enum dtype compute) {
+    const struct op_info *info = op_info(op);
+    static struct chunk chunks[PERF_CHUNKS];
+    const struct parameter parameter = {.name = "all", .rank = 1, .rows = PERF_CHUNKS * CHUNK, .decay = true};
+    struct attr attr = {.beta1 = 0.9, .beta2 = 0.999, .epsilon = 1e-8, .weight_decay = 0.01, .clip = 1};
+    struct op_call call = {.op = op,
+                           .attr = &attr,
+                           .chunks = chunks,
+                           .chunk_count = PERF_CHUNKS,
+                           .parameters = &parameter,
+                           .parameter_count = 1};
+    double bytes = 0;
+    for (int c = 0; c < PERF_CHUNKS; c++)
+        chunks[c] = (struct chunk){.offset = (int64_t)c * CHUNK, .count = CHUNK};
+    for (int i = 0; i < info->inputs; i++)
+        flat_operand(&info->in[i], compute, &call.in[i], &bytes);
+    for (int i = 0; i < info->outputs; i++)
+        flat_operand(&info->out[i], compute, &call.out[i], &bytes);
+    struct operand *last = &call.out[info->outputs - 1];
+    if (compute == F32 && strcmp(info->out[info->outputs - 1].name, "weights") == 0) { /* they are the master weights */
+        backend->memory_free(backend, last->data);
+        last->data = call.out[0].data;
+        bytes -= (double)last->rows * sizeof(float);
+    }
+    must(backend->run(backend, &call));
+    perf_line(info->name, compute, time_of(&call), bytes, info->flop * (double)PERF_CHUNKS * CHUNK, false);
+    if (last != &call.out[0] && last->data == call.out[0].data)
+        last->data = NULL;
+    for (int i = 0; i < MAX_OPERANDS; i++) {
+        backend->memory_free(backend, call.in[i].data);
+        backend->memory_free(backend, call.out[i].data);
+    }
+}
+
 static int perf(int argc, char **argv) {
-    struct shape shape = {"perf", 8, {0}, argc > 4 ? atoi(argv[4]) : 12, 0, 0, 0, argc > 5 ? atoi(argv[5]) : 30528,
-                          0,      0};
-    int64_t tokens = argc > 2 ? atoi(argv[2]) : 1024, hidden = argc > 3 ? atoi(argv[3]) : 768;
+    int numbers = 2;
+    while (numbers < argc && atoi(argv[numbers]) > 0)
+        numbers++;
+    struct shape shape = {
+        "perf", 8, {0}, numbers > 4 ? atoi(argv[4]) : 12, 0, 0, 0, numbers > 5 ? atoi(argv[5]) : 30528, 0, 0};
+    int64_t tokens = numbers > 2 ? atoi(argv[2]) : 1024, hidden = numbers > 3 ? atoi(argv[3]) : 768;
+    only = numbers < argc ? argv + numbers : NULL;
     shape.head_size = hidden / shape.heads;
     shape.other = 4 * hidden;
     shape.classes = shape.vocabulary;
@@ -845,35 +1032,23 @@ static int perf(int argc, char **argv) {
         return 1;
     lay_out(&shape, &t);
     struct attr attr = attr_of(&shape, ACT_GELU);
-    printf("%lld tokens, hidden %lld, %lld heads, vocabulary %lld, %d threads\n%-20s %5s %10s %8s %10s\n",
-           (long long)tokens, (long long)hidden, (long long)shape.heads, (long long)shape.vocabulary,
-           parallel_threads(), "operator", "dtype", "us", "GB/s", "GFLOP/s");
+    printf(
+        "%lld tokens, hidden %lld, %lld heads, vocabulary %lld, %d threads, %.1f GB/s\n%-20s %5s %10s %8s %10s %6s\n",
+        (long long)tokens, (long long)hidden, (long long)shape.heads, (long long)shape.vocabulary, parallel_threads(),
+        backend->bandwidth(backend) / 1e9, "operator", "dtype", "us", "GB/s", "GFLOP/s", "roof %");
     for (int c = 0; c < CASES; c++)
-        for (enum dtype compute = F32; compute <= BF16; compute++) {
+        for (enum dtype compute = F32; compute <= F16 && !is_left_out(cases[c].op); compute++) {
             struct sides sides;
             make_sides(&shape, &t, &cases[c], compute, &attr, &sides);
-            const struct op_info *info = op_info(cases[c].op);
-            double best = INFINITY, bytes = 0, flop = info->flop;
             run(&sides, false);
-            for (int i = 0; i < 7; i++) {
-                double began = clock_seconds();
-                must(backend->run(backend, &sides.call));
-                must(backend->wait(backend));
-                best = fmin(best, clock_seconds() - began);
-            }
-            for (int i = 0; i < info->inputs; i++)
-                bytes += (double)(info->in[i].rows_only ? 0 : sides.in_bytes[i]);
-            for (int i = 0; i < info->outputs; i++)
-                bytes += (double)sides.out_bytes[i] * (cases[c].op == OP_gather ? 2 : 1);
-            for (const char *letter = info->space; *letter; letter++) {
-                int64_t n, padded;
-                size_of(&shape, &t, &cases[c], *letter, &n, &padded);
-                flop *= (double)n;
-            }
-            printf("%-20s %5s %10.1f %8.2f %10.2f\n", info->name, dtype_name(compute), best * 1e6, bytes / best / 1e9,
-                   flop / best / 1e9);
+            perf_line(op_info(cases[c].op)->name, compute, time_of(&sides.call), bytes_of(&sides),
+                      flop_of(&shape, &t, &cases[c]), op_info(cases[c].op)->kind == CONTRACTION);
             free_sides(&sides);
         }
+    static const enum op updates[] = {OP_grad_norm, OP_adam, OP_lamb_moments, OP_lamb_apply};
+    for (size_t i = 0; i < sizeof updates / sizeof *updates; i++)
+        for (enum dtype compute = F32; compute <= BF16 && !is_left_out(updates[i]); compute++)
+            perf_update(updates[i], compute);
     backend->free(backend);
     return 0;
 }
@@ -881,10 +1056,10 @@ static int perf(int argc, char **argv) {
 static int support(void) {
     if (test_backend_new(&backend) != OK)
         return 1;
-    printf("%-20s %4s %5s  %s\n", "operator", "f32", "bf16", backend->name);
+    printf("%-20s %4s %5s %4s  %s\n", "operator", "f32", "bf16", "f16", backend->name);
     for (int op = 0; op < OP_COUNT; op++)
-        printf("%-20s %4s %5s\n", op_info(op)->name, backend->supports(backend, op, F32) ? "yes" : "no",
-               backend->supports(backend, op, BF16) ? "yes" : "no");
+        printf("%-20s %4s %5s %4s\n", op_info(op)->name, backend->supports(backend, op, F32) ? "yes" : "no",
+               backend->supports(backend, op, BF16) ? "yes" : "no", backend->supports(backend, op, F16) ? "yes" : "no");
     backend->free(backend);
     return 0;
 }
@@ -896,6 +1071,8 @@ int main(int argc, char **argv) {
         cmocka_unit_test(test_bf16),
         cmocka_unit_test(test_f16),
         cmocka_unit_test(test_bits_do_not_depend_on_threads),
+        cmocka_unit_test(test_instruction_sets),
+        cmocka_unit_test(test_isa_is_named),
         cmocka_unit_test(test_gradients),
         cmocka_unit_test(test_gradient_of_cross_entropy),
         cmocka_unit_test(test_dropout_rate),
@@ -905,6 +1082,7 @@ int main(int argc, char **argv) {
         cmocka_unit_test(test_bf16),
         cmocka_unit_test(test_f16),
         cmocka_unit_test(test_bits_do_not_depend_on_threads),
+        cmocka_unit_test(test_instruction_sets),
     };
     if (argc > 1 && strcmp(argv[1], "perf") == 0)
         return perf(argc, argv);

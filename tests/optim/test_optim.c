@@ -80,12 +80,36 @@ static void plain_step(struct model *model, const struct optim_config *c, const 
         model->p[i] -= rate * (i < WEIGHTS ? ratio : 1) * u[i];
 }
 
-static void check(struct optim_config config, bool overflow) {
+/* In f16 gradients come scaled, by what the device's scale should be then: it starts at LOSS_SCALE, grows after
+ * INTERVAL good steps, and an overflow halves it. */
+enum { LOSS_SCALE = 1024, INTERVAL = 2 };
+
+static void upload_gradient(struct exec *exec, const struct graph *graph, const float *gradient, double scale) {
+    static float scaled[TOTAL];
+    for (int i = 0; i < TOTAL; i++)
+        scaled[i] = gradient[i] * (float)scale;
+    assert_int_equal(exec_upload_slice(exec, graph->gradients, 0, scaled), OK);
+    assert_int_equal(exec_upload_slice(exec, graph->gradients, 1, scaled + WEIGHTS), OK);
+}
+
+/* What the device says of norm and scale after a step whose gradients had the scale `scale`. */
+static void check_scale(struct exec *exec, const struct graph *graph, const struct optim_tensors *t,
+                        const float *gradient, double scale, double next, double steps) {
+    double norms[2], scales[2], plain[TOTAL];
+    for (int i = 0; i < TOTAL; i++)
+        plain[i] = gradient[i];
+    assert_int_equal(exec_download(exec, t->norm, norms, 2), OK);
+    assert_int_equal(exec_download(exec, graph->loss_scale, scales, 2), OK);
+    assert_true(isfinite(norm(plain, TOTAL)) ? fabs(norms[0] / norm(plain, TOTAL) - 1) < 1e-12 : !isfinite(norms[0]));
+    assert_true(norms[1] == scale && scales[0] == next && scales[1] == steps);
+}
+
+static void check(struct optim_config config, enum dtype compute, bool overflow) {
     struct sizes sizes = {0};
     sizes_set(&sizes, DIM_V, ROWS);
     sizes_set(&sizes, DIM_I, COLUMNS);
     sizes_set(&sizes, DIM_X, STEPS);
-    struct graph *graph = graph_new(F32, &sizes);
+    struct graph *graph = graph_new(compute, &sizes);
     graph_parameter(graph, "vi", INIT_NORMAL, true, "matrix");
     graph_parameter(graph, "i", INIT_ZERO, false, "vector");
     graph_close_parameters(graph);
@@ -106,20 +130,28 @@ static void check(struct optim_config config, bool overflow) {
     assert_int_equal(exec_upload(exec, t.lr_table, rates, STEPS), OK);
     assert_int_equal(exec_upload_slice(exec, graph->master, 0, p), OK);
     assert_int_equal(exec_upload_slice(exec, graph->master, 1, p + WEIGHTS), OK);
+    double scale = compute == F16 ? LOSS_SCALE : 1;
+    if (compute == F16)
+        assert_int_equal(exec_upload(exec, graph->loss_scale, (const double[]){LOSS_SCALE, 0}, 2), OK);
     for (int step = 1; step <= STEPS; step++) {
         for (int i = 0; i < TOTAL; i++)
             gradient[i] = (float)cos(i * 0.3 + step) * 0.05f;
         if (overflow) { /* a step that must change nothing but the count of skipped ones */
             float bad = gradient[5];
             gradient[5] = step % 2 ? INFINITY : NAN;
-            exec_upload_slice(exec, graph->gradients, 0, gradient);
-            exec_upload_slice(exec, graph->gradients, 1, gradient + WEIGHTS);
+            upload_gradient(exec, graph, gradient, scale);
             assert_int_equal(exec_run(exec, PASS_UPDATE, true, false), OK);
+            if (compute == F16)
+                check_scale(exec, graph, &t, gradient, scale, scale / 2, 0);
+            scale = compute == F16 ? scale / 2 : 1;
             gradient[5] = bad;
         }
-        exec_upload_slice(exec, graph->gradients, 0, gradient);
-        exec_upload_slice(exec, graph->gradients, 1, gradient + WEIGHTS);
+        upload_gradient(exec, graph, gradient, scale);
         assert_int_equal(exec_run(exec, PASS_UPDATE, true, false), OK);
+        bool grows = !overflow && step % INTERVAL == 0; /* overflows come more often than INTERVAL */
+        if (compute == F16)
+            check_scale(exec, graph, &t, gradient, scale, grows ? 2 * scale : scale, grows ? 0 : 1);
+        scale = compute == F16 && grows ? 2 * scale : scale;
         plain_step(&model, &config, gradient, rates[step - 1], step);
     }
     int64_t steps[2];
@@ -139,28 +171,63 @@ static void check(struct optim_config config, bool overflow) {
 static void test_optimizers(void **state) {
     (void)state;
     for (int name = OPTIM_ADAM; name <= OPTIM_LAMB; name++)
-        for (int variant = 0; variant < 8; variant++)
+        for (int variant = 0; variant < 16; variant++)
             check((struct optim_config){.name = name,
                                         .beta1 = 0.9,
                                         .beta2 = 0.999,
                                         .epsilon = 1e-6,
                                         .weight_decay = variant & 1 ? 0.01 : 0,
                                         .clip = variant & 2 ? 1 : 0,
-                                        .bias_correction = variant & 4},
-                  false);
+                                        .bias_correction = variant & 4,
+                                        .growth_interval = INTERVAL},
+                  variant & 8 ? F16 : F32, false);
 }
 
 static void test_overflow_changes_nothing(void **state) {
     (void)state;
     for (int name = OPTIM_ADAM; name <= OPTIM_LAMB; name++)
-        check((struct optim_config){.name = name,
-                                    .beta1 = 0.9,
-                                    .beta2 = 0.999,
-                                    .epsilon = 1e-6,
-                                    .weight_decay = 0.01,
-                                    .clip = 1,
-                                    .bias_correction = true},
-              true);
+        for (int half = 0; half < 2; half++)
+            check((struct optim_config){.name = name,
+                                        .beta1 = 0.9,
+                                        .beta2 = 0.999,
+                                        .epsilon = 1e-6,
+                                        .weight_decay = 0.01,
+                                        .clip = 1,
+                                        .bias_correction = true,
+                                        .growth_interval = INTERVAL},
+                  half ? F16 : F32, true);
+}
+
+/* The scale stays between its bounds. */
+static void test_loss_scale_is_bounded(void **state) {
+    (void)state;
+    struct sizes sizes = {0};
+    sizes_set(&sizes, DIM_I, 4);
+    sizes_set(&sizes, DIM_X, 1);
+    const struct optim_config config = {.name = OPTIM_ADAMW, .growth_interval = 1};
+    struct graph *graph = graph_new(F16, &sizes);
+    struct optim_tensors t;
+    struct backend *backend;
+    struct exec *exec;
+    graph_parameter(graph, "i", INIT_ZERO, false, "vector");
+    graph_close_parameters(graph);
+    assert_int_equal(optim_append(graph, &config, &t), OK);
+    assert_int_equal(test_backend_new(&backend), OK);
+    assert_int_equal(exec_new(&exec, graph, backend, 0), OK);
+    const float gradients[2][4] = {{INFINITY}, {1}};
+    const double starts[2] = {LOSS_SCALE_LEAST, LOSS_SCALE_MOST};
+    for (int i = 0; i < 2; i++) {
+        double scale[2] = {starts[i], 0};
+        exec_upload(exec, graph->loss_scale, scale, 2);
+        exec_upload(exec, t.step, (const int64_t[]){0, 0}, 2);
+        exec_upload_slice(exec, graph->gradients, 0, gradients[i]);
+        assert_int_equal(exec_run(exec, PASS_UPDATE, true, false), OK);
+        exec_download(exec, graph->loss_scale, scale, 2);
+        assert_true(scale[0] == starts[i] && scale[1] == 0);
+    }
+    exec_free(exec);
+    graph_free(graph);
+    backend->free(backend);
 }
 
 int main(void) {
@@ -168,6 +235,7 @@ int main(void) {
         cmocka_unit_test(test_schedules),
         cmocka_unit_test(test_optimizers),
         cmocka_unit_test(test_overflow_changes_nothing),
+        cmocka_unit_test(test_loss_scale_is_bounded),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -97,7 +97,13 @@ static void open_network(const char *name, const struct reference *r, enum dtype
                                                : strcmp(name, "gelu_new") == 0 ? ACT_GELU_NEW
                                                                                : ACT_RELU};
     struct bert_shape shape = {.sequences = r->sequences, .seq_len = 40, .max_predictions = 10};
-    struct optim_config optim = {optimizer, 0.9, 0.999, 1e-6, 0.01, 1.0, true};
+    struct optim_config optim = {.name = optimizer,
+                                 .beta1 = 0.9,
+                                 .beta2 = 0.999,
+                                 .epsilon = 1e-6,
+                                 .weight_decay = 0.01,
+                                 .clip = 1,
+                                 .bias_correction = true};
     struct backend *backend;
     struct comm *comm;
     assert_int_equal(test_backend_new(&backend), OK);

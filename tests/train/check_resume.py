@@ -3,7 +3,8 @@
 
 Usage: check_resume.py [path of berth]. Makes its own text. Kills with SIGKILL at many moments: at every file operation of a
 checkpoint in turn (the fault hook of base/file.h), and at random times. Also: SIGTERM, SIGUSR1 and a time limit save and exit
-with 3, changed data is refused or taken from the next epoch, an existing run folder is not overwritten."""
+with 3, changed data is refused or taken from the next epoch, an existing run folder is not overwritten. In fp16 steps are
+skipped while the loss scale falls and grows, and the scale goes on where it stood; where no scale helps, the run ends with 1."""
 import json
 import os
 import random
@@ -139,6 +140,33 @@ def stop_on_signal(data, straight, folder, number):
     print(f"{signal.Signals(number).name}: exit 3 after step {done}, resumed: bit-identical")
 
 
+def half_precision(data, folder):
+    """The scale doubles every 7 steps until it is too large, so that checkpoints lie inside of growth intervals."""
+    settings = ("train.precision=fp16", "optim.loss_scale=131072", "optim.loss_scale_window=7")
+    straight = f"{folder}/half"
+    finish(data, straight, *settings)
+    steps = [line for line in lines_of(straight) if "loss" in line]
+    scales = [line["loss_scale"] for line in steps]
+    skipped = [line["skipped"] for line in steps]
+    assert [line["step"] for line in steps] == list(range(1, STEPS + 1)), steps
+    assert skipped[0] == 0 and skipped[-1] > 0 and max(scales) > scales[0] == 131072, f"nothing is tested: {skipped}, {scales}"
+    for a, b in zip(steps, steps[1:]):  # no step is lost: each skip halves, a growth doubles
+        grown = b["loss_scale"] / a["loss_scale"] * 2 ** (b["skipped"] - a["skipped"])
+        assert grown in (1, 2), f"from {a} to {b}"
+    state = json.loads(bytes_of(f"{straight}/latest/trainer.json"))
+    assert state["precision"] == "fp16" and state["loss_scale"] >= 1 and 0 <= state["loss_scale_steps"] < 7, state
+    for operation in (20, 60, 100):
+        run = f"{folder}/half-{operation}"
+        berth(*command(data, run, *settings), code=137, environment={"BERTH_FAULT": f"{operation},crash"})
+        finish(data, run, *settings)
+        compare(straight, run, f"fp16, killed at file operation {operation}")
+        again = json.loads(bytes_of(f"{run}/latest/trainer.json"))
+        assert all(again[key] == state[key] for key in ("loss_scale", "loss_scale_steps", "skipped", "consumed", "epoch_consumed")), again
+    process = berth(*command(data, f"{folder}/half-lost", *settings, "optim.lr=100", "optim.warmup=0", "optim.clip=0"), code=1)
+    assert "skipped 10 times in a row with the smallest loss scale" in process.stderr, process.stderr
+    print(f"fp16: {skipped[-1]} steps skipped, scale from {scales[0]:.0f} to {max(scales):.0f}, resumed: bit-identical; where no scale helps: exit 1")
+
+
 def refusals(data, straight, folder):
     process = berth(*command(data, straight, "checkpoint.resume=never"), code=2)
     assert straight in process.stderr, process.stderr
@@ -183,6 +211,7 @@ def main():
         berth(*command(folder, limited, "train.max_minutes=0.00001"), code=3)
         finish(folder, limited)
         compare(straight, limited, "stopped by train.max_minutes")
+        half_precision(folder, folder)
         refusals(folder, straight, folder)
     finally:
         shutil.rmtree(folder)

@@ -35,6 +35,7 @@ static struct trainer_state state_at(int64_t step) {
                                   .threads = 4,
                                   .ranks = 1,
                                   .precision = "bf16",
+                                  .loss_scale = NAN,
                                   .manifest = "[{\"name\":\"a.hdf5\",\"bytes\":6000000000,\"rows\":7}]",
                                   .settings = "[model]\nvocab = \"a b\"\n",
                                   .metrics_offset = 1234,
@@ -104,6 +105,8 @@ static void test_state(void **unused) {
     struct trainer_state in = state_at(7), out;
     for (int i = 0; i < 2; i++) {
         in.best_eval_loss = i ? 6.1000000000000005 : NAN;
+        in.loss_scale = i ? 4096 : NAN;
+        in.loss_scale_steps = i ? 1999 : 0;
         struct text json = {0};
         char *path = path_join(run, "trainer.json");
         trainer_state_print(&in, &json);
@@ -123,7 +126,16 @@ static void test_state(void **unused) {
         assert_int_equal(out.metrics_offset, 1234);
         assert_true(i ? out.best_eval_loss == in.best_eval_loss : isnan(out.best_eval_loss));
         assert_true(out.elapsed_seconds == in.elapsed_seconds);
+        assert_true(i ? out.loss_scale == 4096 : isnan(out.loss_scale));
+        assert_int_equal(out.loss_scale_steps, in.loss_scale_steps);
         trainer_state_free(&out);
+        in.loss_scale = 0; /* would divide gradients by it */
+        struct text impossible = {0};
+        trainer_state_print(&in, &impossible);
+        assert_int_equal(file_write_all(path, impossible.data, impossible.length), OK);
+        assert_int_equal(trainer_state_read(path, &out), BAD_INPUT);
+        assert_message("loss_scale 0");
+        text_free(&impossible);
         assert_int_equal(file_write_all(path, json.data, json.length / 2), OK);
         assert_int_equal(trainer_state_read(path, &out), BAD_INPUT);
         assert_message("not valid JSON");

@@ -37,6 +37,7 @@ static const struct metrics_step example = {.step = 120,
                                             .mlm_accuracy = 0.25,
                                             .lr = 1.2e-4,
                                             .grad_norm = 1.0 / 3,
+                                            .loss_scale = 32768,
                                             .epoch = 1,
                                             .skipped = 2,
                                             .sequences = 64,
@@ -57,10 +58,11 @@ static void assert_file(const char *expected) {
     text_free(&text);
 }
 
-#define STEP_LINE                                                                                            \
-    "{\"step\": 120, \"loss\": 7.1233998, \"mlm_loss\": 6.4301, \"nsp_loss\": 0.1, \"mlm_accuracy\": 0.25, " \
-    "\"lr\": 0.00012, \"grad_norm\": 0.3333333333333333, \"epoch\": 1, \"skipped\": 2, \"sequences\": 64, "  \
-    "\"tokens\": 4000, \"masked_tokens\": 600, \"sequences_per_s\": 412.25, \"tokens_per_s\": 31234, "       \
+#define STEP_LINE                                                                                               \
+    "{\"step\": 120, \"loss\": 7.1233998, \"mlm_loss\": 6.4301, \"nsp_loss\": 0.1, \"mlm_accuracy\": 0.25, "    \
+    "\"lr\": 0.00012, \"grad_norm\": 0.3333333333333333, \"loss_scale\": 32768, \"epoch\": 1, \"skipped\": 2, " \
+    "\"sequences\": 64, "                                                                                       \
+    "\"tokens\": 4000, \"masked_tokens\": 600, \"sequences_per_s\": 412.25, \"tokens_per_s\": 31234, "          \
     "\"padded_tokens_per_s\": 52768, \"waited_share\": 0.5, \"elapsed\": 60, \"time\": 1.7e+09}\n"
 #define EVAL_LINE                                                                                \
     "{\"step\": 120, \"eval_loss\": 6.5, \"eval_mlm_loss\": 6.5, \"eval_mlm_accuracy\": 0.125, " \

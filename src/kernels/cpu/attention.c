@@ -206,8 +206,7 @@ static void apply_mask(const struct op_call *call, const struct head *head, int6
     const float *x = matrix_read(&call->in[0], head, j, buffer);
     float *y = matrix_write(&call->out[0], head, j, buffer);
     float scale = call->evaluate ? 1 : dropout_scale(call->attr->probability);
-    for (int64_t k = 0; k < head->n; k++)
-        y[k] = mask[k] ? x[k] * scale : 0;
+    dropout_apply(mask, head->n, scale, x, y);
     matrix_written(&call->out[0], head, j, y);
 }
 

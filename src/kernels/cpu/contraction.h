@@ -33,7 +33,7 @@ status contract(struct contractions *contractions, const struct product *product
 /* The same for floats, from any thread: uses one thread inside a parallel region. */
 status contract_f32(const struct product *product, const float *a, const float *b, float *c);
 
-/* "oneDNN 2.6.3, bf16 as floats" */
+/* "oneDNN 2.6.3" */
 void contractions_describe(const struct contractions *contractions, char *out, size_t size);
 
 #endif

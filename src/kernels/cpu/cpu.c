@@ -10,6 +10,7 @@
 #include "graph/blocks.h"
 #include "kernels/cpu/contraction.h"
 #include "kernels/cpu/kernels.h"
+#include "kernels/cpu/products.h"
 
 enum { SLOTS = 4, SHARED_SLOTS = 7 };
 
@@ -23,6 +24,7 @@ struct cpu {
     } * scratch, shared[SHARED_SLOTS]; /* [threads][SLOTS]; of all threads */
     double peak[DTYPE_COUNT];          /* flop/s, measured once */
     double bandwidth;                  /* bytes/s, measured once */
+    double marks[BACKEND_MARKS];       /* clock_seconds: work is done when it is given */
 };
 
 typedef status (*kernel)(struct cpu *cpu, const struct op_call *call);
@@ -101,13 +103,47 @@ static status cpu_copy(struct backend *backend, void *to, const void *from, size
     return OK;
 }
 
+static status cpu_host_memory_new(struct backend *backend, void **out, size_t bytes) {
+    return cpu_memory_new(backend, out, bytes, "results");
+}
+
+static status cpu_mark(struct backend *backend, int mark) {
+    ((struct cpu *)backend)->marks[mark] = clock_seconds();
+    return OK;
+}
+
+static status cpu_reach(struct backend *backend, int mark) {
+    (void)backend, (void)mark;
+    return OK;
+}
+
+static double cpu_seconds_between(struct backend *backend, int from, int to) {
+    const double *marks = ((struct cpu *)backend)->marks;
+    return marks[to] - marks[from];
+}
+
 static bool cpu_supports(const struct backend *backend, enum op op, enum dtype compute) {
     (void)backend;
-    return kernels[op] && (compute == F32 || compute == BF16);
+    return kernels[op] && (compute == F32 || compute == BF16 || compute == F16);
+}
+
+/* Which thread takes what differs from run to run: a thread that has not met an operator yet gets the memory that
+ * others needed, so that no later step allocates. */
+static void level_scratch(struct cpu *cpu) {
+    for (int slot = 0; slot < SLOTS; slot++) {
+        int64_t most = 0;
+        for (int thread = 0; thread < cpu->threads; thread++)
+            most = cpu->scratch[thread * SLOTS + slot].count > most ? cpu->scratch[thread * SLOTS + slot].count : most;
+        for (int thread = 0; thread < cpu->threads; thread++)
+            grow(&cpu->scratch[thread * SLOTS + slot], most);
+    }
 }
 
 static status cpu_run(struct backend *backend, const struct op_call *call) {
-    return kernels[call->op]((struct cpu *)backend, call);
+    struct cpu *cpu = (struct cpu *)backend;
+    TRY(kernels[call->op](cpu, call));
+    level_scratch(cpu);
+    return OK;
 }
 
 static status cpu_wait(struct backend *backend) {
@@ -129,7 +165,7 @@ static double measure_peak(struct cpu *cpu, enum dtype dtype) {
     struct op_call call = {.op = OP_linear, .in = {side, side}, .out = {side}};
     call.in[0].data = x, call.in[1].data = w, call.out[0].data = y;
     double best = 0, began = clock_seconds();
-    for (int round = 0; round < 50 && (round < 3 || clock_seconds() - began < 0.15); round++) {
+    for (int round = 0; round < 50 && (round < 3 || clock_seconds() - began < 0.05); round++) {
         double start = clock_seconds();
         cpu_linear(cpu, &call);
         double rate = 2.0 * N * N * N / (clock_seconds() - start);
@@ -239,7 +275,8 @@ static void cpu_describe(const struct backend *backend, char *line, size_t size)
     const struct cpu *cpu = (const struct cpu *)backend;
     char library[64];
     contractions_describe(cpu->contractions, library, sizeof library);
-    snprintf(line, size, "cpu: %d thread%s, %s", cpu->threads, cpu->threads == 1 ? "" : "s", library);
+    snprintf(line, size, "cpu: %d thread%s, %s products, %s", cpu->threads, cpu->threads == 1 ? "" : "s",
+             products_name(), library);
 }
 
 static void cpu_free(struct backend *backend) {
@@ -254,6 +291,7 @@ static void cpu_free(struct backend *backend) {
 }
 
 status cpu_backend_new(struct backend **out, int threads) {
+    TRY(products_choose(getenv("BERTH_ISA")));
     struct cpu *cpu = xcalloc(1, sizeof *cpu);
     parallel_set_threads(threads);
     cpu->threads = parallel_threads();
@@ -264,6 +302,12 @@ status cpu_backend_new(struct backend **out, int threads) {
                                     .memory_free = cpu_memory_free,
                                     .upload = cpu_copy,
                                     .download = cpu_copy,
+                                    .download_later = cpu_copy,
+                                    .host_memory_new = cpu_host_memory_new,
+                                    .host_memory_free = cpu_memory_free,
+                                    .mark = cpu_mark,
+                                    .reach = cpu_reach,
+                                    .seconds_between = cpu_seconds_between,
                                     .supports = cpu_supports,
                                     .run = cpu_run,
                                     .wait = cpu_wait,

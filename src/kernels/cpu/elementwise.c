@@ -139,21 +139,19 @@ static void dropout_row(struct cpu *cpu, const struct op_call *call, int64_t row
         dropout_mask(&(struct dropout_place){call->seed, call->attr->site, ragged->sequence_numbers[sequence],
                                              position * call->hidden},
                      n, dropout_threshold(call->attr->probability), mask);
-    for (int64_t i = 0; i < n; i++)
-        y[i] = mask[i] ? x[i] * scale : 0;
+    dropout_apply(mask, n, scale, x, y);
     row_written(&call->out[0], row, y);
 }
 
 status cpu_dropout(struct cpu *cpu, const struct op_call *call) { return cpu_rows(cpu, call, dropout_row); }
 
-CPU_DISPATCH static void dropout_dx_row(struct cpu *cpu, const struct op_call *call, int64_t row) {
+static void dropout_dx_row(struct cpu *cpu, const struct op_call *call, int64_t row) {
     int64_t n = call->out[0].columns;
     const float *dy = row_read(&call->in[0], row, cpu_scratch(cpu, 0, n));
     const uint8_t *mask = row_at(&call->in[1], row);
     float *dx = row_write(&call->out[0], row, cpu_scratch(cpu, 2, n));
     float scale = call->evaluate ? 1 : dropout_scale(call->attr->probability);
-    for (int64_t i = 0; i < n; i++)
-        dx[i] = mask[i] ? dy[i] * scale : 0;
+    dropout_apply(mask, n, scale, dy, dx);
     row_written(&call->out[0], row, dx);
 }
 

@@ -3,16 +3,17 @@
  * from the log-sum-exp of each row.
  *
  * Each (sequence, head) is one thread's work. q, k, v, dy and the gradients are read and written once; as floats they
- * stand in scratch, [n, p] each. (The row sums dy . y, for which other devices read y, are those of p dp here.) Sums
- * over query blocks run in their order: the same bits on any number of threads. */
+ * stand in scratch: [n, p] each, or in the panels that a product reads. (The row sums dy . y, for which other devices
+ * read y, are those of p dp here.) Sums over query blocks run in their order: the same bits on any number of threads.
+ */
 #include <math.h>
 #include <string.h>
 
-#include "kernels/cpu/contraction.h"
 #include "kernels/cpu/heads.h"
+#include "kernels/cpu/panels.h"
 #include "kernels/cpu/vector.h"
 
-enum { BLOCK = 64 };
+enum { BLOCK = 4 * SLIVER, AHEAD = 8 };
 
 static status heads_to_rows(struct cpu *cpu, const struct op_call *call, head_kernel kernel) {
     TRY(each_head(cpu, call, kernel));
@@ -21,11 +22,20 @@ static status heads_to_rows(struct cpu *cpu, const struct op_call *call, head_ke
     return OK;
 }
 
-/* --- a head's rows of a [t,i] tensor --- */
+/* --- a head's rows of a [t,i] tensor: short pieces far apart, which processors do not foresee --- */
+
+static void foresee(const struct op_call *call, const struct operand *operand, const struct head *head, int64_t row) {
+    int64_t size = (int64_t)dtype_size(operand->dtype);
+    const char *from = (const char *)operand->data + ((head->row + row) * call->hidden + head->number * head->p) * size;
+    for (int64_t at = 0; at < head->p * size; at += 64)
+        __builtin_prefetch(from + at);
+}
 
 CPU_DISPATCH static void read_rows(const struct op_call *call, const struct operand *operand, const struct head *head,
                                    float *to) {
     for (int64_t r = 0; r < head->n; r++) {
+        if (r + AHEAD < head->n)
+            foresee(call, operand, head, r + AHEAD);
         int64_t at = (head->row + r) * call->hidden + head->number * head->p;
         float *row = to + r * head->p;
         const float *from = floats_read(operand->data, operand->dtype, at, head->p, row);
@@ -34,29 +44,35 @@ CPU_DISPATCH static void read_rows(const struct op_call *call, const struct oper
     }
 }
 
-/* Rows [first, first + count) of the head. */
+/* Rows [first, first + count) of the head, from rows of whole panels. */
 CPU_DISPATCH static void write_rows(const struct op_call *call, const struct operand *operand, const struct head *head,
                                     int64_t first, int64_t count, const float *from) {
     for (int64_t r = 0; r < count; r++) {
         int64_t at = (head->row + first + r) * call->hidden + head->number * head->p;
-        floats_write(operand->data, operand->dtype, at, head->p, from + r * head->p);
+        floats_write(operand->data, operand->dtype, at, head->p, from + r * panel_columns(head->p));
     }
 }
 
-/* y[m,n] = a[m,k] b[n,k]^T, or a b[k,n], or a[k,m]^T b[k,n]; rows without gaps */
-enum form { BY_ROWS, BY_COLUMNS, TRANSPOSED };
-static status product(enum form form, bool add, int64_t m, int64_t n, int64_t k, const float *a, const float *b,
-                      float *y) {
-    struct product product = {.transpose_a = form == TRANSPOSED,
-                              .transpose_b = form == BY_ROWS,
-                              .add = add,
-                              .m = m,
-                              .n = n,
-                              .k = k,
-                              .stride_a = form == TRANSPOSED ? m : k,
-                              .stride_b = form == BY_ROWS ? k : n,
-                              .stride_c = n};
-    return contract_f32(&product, a, b, y);
+/* --- scratch of a head --- */
+
+/* Of a matrix of scores: whole panels of keys, and whole slivers where it is read transposed. */
+static int64_t scores_row(const struct head *head) { return panel_columns(sliver_rows(head->n)); }
+
+/* Of [n,p], with what products read or write beyond; of panels of it or of its transpose, too. */
+static int64_t rows_size(const struct head *head) { return scores_row(head) * panel_columns(head->p); }
+
+/* Hands out pieces of one scratch. */
+static float *take(float **rest, int64_t count) {
+    float *piece = *rest;
+    *rest += panel_columns(count);
+    return piece;
+}
+
+/* Between the last panel of keys and the last sliver of them, scores are read as rows of a transposed matrix. */
+static void clear_gap(const struct head *head, int64_t rows, float *scores) {
+    int64_t written = panel_columns(head->n), gap = sliver_rows(head->n) - written, stride = scores_row(head);
+    for (int64_t r = 0; r < rows && gap > 0; r++)
+        memset(scores + r * stride + written, 0, (size_t)gap * sizeof *scores);
 }
 
 static float *lse_of(const struct op_call *call, const struct operand *operand, const struct head *head,
@@ -64,44 +80,65 @@ static float *lse_of(const struct op_call *call, const struct operand *operand, 
     return (float *)operand->data + (head->row + query) * call->heads + head->number;
 }
 
-/* y = dropout(p) for the keys of one query */
-static void drop(const struct head *head, int64_t query, const float *p, float *y) {
-    struct dropout_place place = query_place(head, query);
-    dropout_floats(&place, head->n, head->probability, p, y);
-}
-
 /* --- forward --- */
 
-/* Scores become dropped-out probabilities. */
-CPU_DISPATCH static float softmax_row(float *s, int64_t n, float scale) {
-    float most = vector_max(s, n), sum;
+/* Scores become e^(scaled score - the largest one): the probabilities but for a factor. Returns it. */
+CPU_DISPATCH static float softmax_row(float *s, int64_t n, float scale, float *lse) {
+    float most = vector_max(s, n);
     for (int64_t k = 0; k < n; k++)
         s[k] = vector_exp(scale * (s[k] - most));
-    sum = vector_sum(s, n);
-    float inverse = 1 / sum;
-    for (int64_t k = 0; k < n; k++)
-        s[k] *= inverse;
-    return scale * most + logf(sum);
+    float sum = vector_sum(s, n);
+    *lse = scale * most + logf(sum);
+    return 1 / sum;
+}
+
+CPU_DISPATCH static void scale_row(float *y, int64_t n, float factor) {
+    for (int64_t i = 0; i < n; i++)
+        y[i] *= factor;
+}
+
+struct forward_data {
+    float *q, *k, *v;  /* [n,p], panels of k^T, panels of v */
+    float *scores, *y; /* [BLOCK, scores_row], [BLOCK, panel_columns(p)] */
+};
+
+static struct forward_data forward_data(struct cpu *cpu, const struct op_call *call, const struct head *head) {
+    int64_t size = rows_size(head);
+    float *rest = cpu_scratch(cpu, 0, 4 * size), *rows = take(&rest, size);
+    struct forward_data data = {.q = take(&rest, size), .k = take(&rest, size), .v = take(&rest, size)};
+    rest = cpu_scratch(cpu, 1, BLOCK * (scores_row(head) + panel_columns(head->p)));
+    data.scores = take(&rest, BLOCK * scores_row(head));
+    data.y = rest;
+    read_rows(call, &call->in[0], head, data.q);
+    read_rows(call, &call->in[1], head, rows);
+    panels_of_transpose(rows, head->n, head->p, data.k);
+    read_rows(call, &call->in[2], head, rows);
+    panels_of(rows, head->n, head->p, data.v);
+    return data;
+}
+
+static void forward_block(const struct op_call *call, const struct head *head, const struct forward_data *data,
+                          int64_t first, int64_t rows) {
+    int64_t n = head->n, p = head->p, wide = panel_columns(p), stride = scores_row(head);
+    float inverse[BLOCK];
+    panel_product(&(struct panel_product){rows, n, p, data->q + first * p, p, 1, data->k, data->scores, stride, false});
+    for (int64_t r = 0; r < rows; r++) {
+        float *row = data->scores + r * stride;
+        struct dropout_place place = query_place(head, first + r);
+        inverse[r] = softmax_row(row, n, call->attr->scale, lse_of(call, &call->out[1], head, first + r));
+        if (head->probability > 0)
+            dropout_floats(&place, n, head->probability, row, row);
+    }
+    panel_product(&(struct panel_product){rows, p, n, data->scores, stride, 1, data->v, data->y, wide, false});
+    for (int64_t r = 0; r < rows; r++)
+        scale_row(data->y + r * wide, p, inverse[r]);
+    write_rows(call, &call->out[0], head, first, rows, data->y);
 }
 
 static status forward(struct cpu *cpu, const struct op_call *call, const struct head *head) {
-    int64_t n = head->n, p = head->p;
-    float *q = cpu_scratch(cpu, 0, 3 * n * p), *k = q + n * p, *v = k + n * p;
-    float *scores = cpu_scratch(cpu, 1, BLOCK * n), *y = cpu_scratch(cpu, 2, BLOCK * p);
-    read_rows(call, &call->in[0], head, q);
-    read_rows(call, &call->in[1], head, k);
-    read_rows(call, &call->in[2], head, v);
-    for (int64_t first = 0; first < n; first += BLOCK) {
-        int64_t rows = n - first < BLOCK ? n - first : BLOCK;
-        TRY(product(BY_ROWS, false, rows, n, p, q + first * p, k, scores));
-        for (int64_t r = 0; r < rows; r++) {
-            *lse_of(call, &call->out[1], head, first + r) = softmax_row(scores + r * n, n, call->attr->scale);
-            if (head->probability > 0)
-                drop(head, first + r, scores + r * n, scores + r * n);
-        }
-        TRY(product(BY_COLUMNS, false, rows, p, n, scores, v, y));
-        write_rows(call, &call->out[0], head, first, rows, y);
-    }
+    struct forward_data data = forward_data(cpu, call, head);
+    for (int64_t first = 0; first < head->n; first += BLOCK)
+        forward_block(call, head, &data, first, head->n - first < BLOCK ? head->n - first : BLOCK);
     return OK;
 }
 
@@ -114,64 +151,93 @@ CPU_DISPATCH static void probabilities_row(float *s, int64_t n, float scale, flo
         s[k] = vector_exp(scale * s[k] - lse);
 }
 
-/* dp becomes the gradient of the unscaled scores. */
-CPU_DISPATCH static void scores_gradient_row(const float *p, float *dp, int64_t n, float scale) {
+/* dp becomes the gradient of the unscaled scores, and p what dropout leaves of it. */
+CPU_DISPATCH static void scores_gradient_row(float *restrict p, float *restrict dp, const uint8_t *restrict mask,
+                                             int64_t n, float scale, float dropout_scale) {
     float sum = vector_dot(p, dp, n); /* the same as dy . y, but for the rounding of a stored y */
-    for (int64_t k = 0; k < n; k++)
+    for (int64_t k = 0; k < n; k++) {
+        float kept = dropout_scale * p[k];
         dp[k] = scale * p[k] * (dp[k] - sum);
+        p[k] = mask[k] ? kept : 0;
+    }
 }
 
 struct backward_data {
-    float *q, *k, *v, *dy, *dk, *dv;            /* [n,p] */
-    float *probabilities, *dropped, *gradients; /* [BLOCK,n] */
-    float *dq;                                  /* [BLOCK,p] */
+    float *q, *dy;                                          /* [n,p] */
+    float *k_across, *v_across, *k_down, *q_down, *dy_down; /* panels of k^T and v^T; of k; of a block of q and of dy */
+    float *dk, *dv;                                         /* [n, panel_columns(p)] */
+    float *scores, *gradients;                              /* [BLOCK, scores_row] */
+    float *dq;                                              /* [BLOCK, panel_columns(p)] */
+    uint8_t *mask;                                          /* [n] of a row */
 };
 
-static struct backward_data backward_memory(struct cpu *cpu, const struct head *head) {
-    int64_t rows = head->n * head->p, block = BLOCK * head->n;
-    float *data = cpu_scratch(cpu, 0, 6 * rows), *blocks = cpu_scratch(cpu, 1, 3 * block);
-    return (struct backward_data){.q = data,
-                                  .k = data + rows,
-                                  .v = data + 2 * rows,
-                                  .dy = data + 3 * rows,
-                                  .dk = data + 4 * rows,
-                                  .dv = data + 5 * rows,
-                                  .probabilities = blocks,
-                                  .dropped = blocks + block,
-                                  .gradients = blocks + 2 * block,
-                                  .dq = cpu_scratch(cpu, 2, BLOCK * head->p)};
+static struct backward_data backward_data(struct cpu *cpu, const struct op_call *call, const struct head *head) {
+    int64_t size = rows_size(head), wide = panel_columns(head->p);
+    float *rest = cpu_scratch(cpu, 0, 8 * size), *rows = take(&rest, size);
+    struct backward_data data = {.q = take(&rest, size),
+                                 .dy = take(&rest, size),
+                                 .k_across = take(&rest, size),
+                                 .v_across = take(&rest, size),
+                                 .k_down = take(&rest, size),
+                                 .dk = take(&rest, size),
+                                 .dv = take(&rest, size)};
+    rest = cpu_scratch(cpu, 1, BLOCK * (2 * scores_row(head) + 3 * wide) + scores_row(head));
+    data.scores = take(&rest, BLOCK * scores_row(head));
+    data.gradients = take(&rest, BLOCK * scores_row(head));
+    data.q_down = take(&rest, BLOCK * wide);
+    data.dy_down = take(&rest, BLOCK * wide);
+    data.dq = take(&rest, BLOCK * wide);
+    data.mask = memset(rest, 1, (size_t)head->n);
+    read_rows(call, &call->in[0], head, data.dy);
+    read_rows(call, &call->in[1], head, data.q);
+    read_rows(call, &call->in[2], head, rows);
+    panels_of_transpose(rows, head->n, head->p, data.k_across);
+    panels_of(rows, head->n, head->p, data.k_down);
+    read_rows(call, &call->in[3], head, rows);
+    panels_of_transpose(rows, head->n, head->p, data.v_across);
+    return data;
 }
 
-static status backward_block(const struct op_call *call, const struct head *head, const struct backward_data *data,
-                             int64_t first, int64_t rows) {
-    int64_t n = head->n, p = head->p;
-    const float *dropped = head->probability > 0 ? data->dropped : data->probabilities;
-    TRY(product(BY_ROWS, false, rows, n, p, data->q + first * p, data->k, data->probabilities));
-    TRY(product(BY_ROWS, false, rows, n, p, data->dy + first * p, data->v, data->gradients));
+/* Rows of scores and of dy v^T become what is multiplied next: probabilities after dropout, and gradients of scores. */
+static void backward_rows(const struct op_call *call, const struct head *head, const struct backward_data *data,
+                          int64_t first, int64_t rows) {
+    int64_t n = head->n, stride = scores_row(head);
+    float kept_scale = head->probability > 0 ? dropout_scale(head->probability) : 1;
     for (int64_t r = 0; r < rows; r++) {
-        float *row = data->probabilities + r * n, *gradients = data->gradients + r * n;
-        int64_t query = first + r;
-        probabilities_row(row, n, call->attr->scale, *lse_of(call, &call->in[5], head, query));
+        float *p = data->scores + r * stride, *dp = data->gradients + r * stride;
+        struct dropout_place place = query_place(head, first + r);
+        probabilities_row(p, n, call->attr->scale, *lse_of(call, &call->in[5], head, first + r));
         if (head->probability > 0) {
-            drop(head, query, row, data->dropped + r * n);
-            drop(head, query, gradients, gradients);
+            dropout_mask(&place, n, dropout_threshold(head->probability), data->mask);
+            dropout_apply(data->mask, n, kept_scale, dp, dp);
         }
-        scores_gradient_row(row, gradients, n, call->attr->scale);
+        scores_gradient_row(p, dp, data->mask, n, call->attr->scale, kept_scale);
     }
-    TRY(product(TRANSPOSED, first > 0, n, p, rows, dropped, data->dy + first * p, data->dv));
-    TRY(product(TRANSPOSED, first > 0, n, p, rows, data->gradients, data->q + first * p, data->dk));
-    TRY(product(BY_COLUMNS, false, rows, p, n, data->gradients, data->k, data->dq));
+    clear_gap(head, rows, data->scores);
+    clear_gap(head, rows, data->gradients);
+}
+
+static void backward_block(const struct op_call *call, const struct head *head, const struct backward_data *data,
+                           int64_t first, int64_t rows) {
+    int64_t n = head->n, p = head->p, wide = panel_columns(p), stride = scores_row(head);
+    const float *q = data->q + first * p, *dy = data->dy + first * p;
+    panel_product(&(struct panel_product){rows, n, p, q, p, 1, data->k_across, data->scores, stride, false});
+    panel_product(&(struct panel_product){rows, n, p, dy, p, 1, data->v_across, data->gradients, stride, false});
+    backward_rows(call, head, data, first, rows);
+    panels_of(q, rows, p, data->q_down);
+    panels_of(dy, rows, p, data->dy_down);
+    panel_product(
+        &(struct panel_product){n, p, rows, data->scores, 1, stride, data->dy_down, data->dv, wide, first > 0});
+    panel_product(
+        &(struct panel_product){n, p, rows, data->gradients, 1, stride, data->q_down, data->dk, wide, first > 0});
+    panel_product(&(struct panel_product){rows, p, n, data->gradients, stride, 1, data->k_down, data->dq, wide, false});
     write_rows(call, &call->out[0], head, first, rows, data->dq);
-    return OK;
 }
 
 static status backward(struct cpu *cpu, const struct op_call *call, const struct head *head) {
-    struct backward_data data = backward_memory(cpu, head);
-    float *const inputs[] = {data.dy, data.q, data.k, data.v};
-    for (int i = 0; i < 4; i++)
-        read_rows(call, &call->in[i], head, inputs[i]);
+    struct backward_data data = backward_data(cpu, call, head);
     for (int64_t first = 0; first < head->n; first += BLOCK)
-        TRY(backward_block(call, head, &data, first, head->n - first < BLOCK ? head->n - first : BLOCK));
+        backward_block(call, head, &data, first, head->n - first < BLOCK ? head->n - first : BLOCK);
     write_rows(call, &call->out[1], head, 0, head->n, data.dk);
     write_rows(call, &call->out[2], head, 0, head->n, data.dv);
     return OK;

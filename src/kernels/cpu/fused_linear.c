@@ -6,18 +6,6 @@
 #include "kernels/cpu/tiles.h"
 #include "kernels/cpu/vector.h"
 
-static int64_t true_rows(const struct tile_job *job, const struct tile *tile) {
-    int64_t left = job->call->out[0].rows - tile->row;
-    return left < 0 ? 0 : left < tile->rows ? left : tile->rows;
-}
-
-/* The epilogues keep the rows beyond the true count zero, whatever a bias would make of them. */
-static void zero_tail(const struct operand *operand, const struct tile_job *job, const struct tile *tile) {
-    static const float zeros[TILE_COLUMNS];
-    for (int64_t r = true_rows(job, tile); r < tile->rows; r++)
-        segment_write(operand, tile->row + r, tile->column, tile->columns, zeros);
-}
-
 CPU_DISPATCH static void add_floats(float *to, const float *from, int64_t count) {
     for (int64_t i = 0; i < count; i++)
         to[i] += from[i];
@@ -29,12 +17,11 @@ static void bias_epilogue(const struct tile_job *job, const struct tile *tile) {
     const struct op_call *call = job->call;
     const struct operand *y = &call->out[tile->part];
     const float *bias = call->in[1 + job->parts + tile->part].data;
-    for (int64_t r = 0; r < true_rows(job, tile); r++) {
-        float *values = tile->values + r * tile->columns;
+    for (int64_t r = 0; r < tile->rows; r++) {
+        float *values = tile->values + r * tile->stride;
         add_floats(values, bias + tile->column, tile->columns);
         segment_write(y, tile->row + r, tile->column, tile->columns, values);
     }
-    zero_tail(y, job, tile);
 }
 
 static struct tile_job forward_job(struct cpu *cpu, const struct op_call *call, int parts, tile_epilogue epilogue) {
@@ -44,8 +31,9 @@ static struct tile_job forward_job(struct cpu *cpu, const struct op_call *call, 
                            .terms = 1,
                            .x = {&call->in[0]},
                            .transposed = true,
-                           .rows = call->out[0].padded_rows,
+                           .rows = call->out[0].rows,
                            .columns = call->out[0].columns,
+                           .k = call->in[0].columns,
                            .epilogue = epilogue};
     for (int i = 0; i < parts; i++)
         job.w[i] = &call->in[1 + i];
@@ -63,9 +51,9 @@ status cpu_qkv(struct cpu *cpu, const struct op_call *call) {
 }
 
 static void store_epilogue(const struct tile_job *job, const struct tile *tile) {
-    for (int64_t r = 0; r < tile->rows; r++) /* rows beyond the true count came in as zeros */
+    for (int64_t r = 0; r < tile->rows; r++)
         segment_write(&job->call->out[tile->part], tile->row + r, tile->column, tile->columns,
-                      tile->values + r * tile->columns);
+                      tile->values + r * tile->stride);
 }
 
 status cpu_qkv_linear(struct cpu *cpu, const struct op_call *call) {
@@ -76,15 +64,13 @@ status cpu_qkv_linear(struct cpu *cpu, const struct op_call *call) {
 static void act_epilogue(const struct tile_job *job, const struct tile *tile) {
     const struct op_call *call = job->call;
     const float *bias = call->in[2].data;
-    for (int64_t r = 0; r < true_rows(job, tile); r++) {
-        float *values = tile->values + r * tile->columns;
+    for (int64_t r = 0; r < tile->rows; r++) {
+        float *values = tile->values + r * tile->stride;
         add_floats(values, bias + tile->column, tile->columns);
         segment_write(&call->out[0], tile->row + r, tile->column, tile->columns, values);
         activate(call->attr->act, values, values, tile->columns);
         segment_write(&call->out[1], tile->row + r, tile->column, tile->columns, values);
     }
-    zero_tail(&call->out[0], job, tile);
-    zero_tail(&call->out[1], job, tile);
 }
 
 status cpu_linear_act(struct cpu *cpu, const struct op_call *call) {
@@ -99,8 +85,9 @@ static struct tile_job backward_job(struct cpu *cpu, const struct op_call *call,
                            .call = call,
                            .parts = 1,
                            .terms = terms,
-                           .rows = call->out[0].padded_rows,
+                           .rows = call->out[0].rows,
                            .columns = call->out[0].columns,
+                           .k = call->in[0].columns,
                            .epilogue = epilogue};
     for (int i = 0; i < terms; i++) {
         job.x[i] = &call->in[i];
@@ -112,13 +99,12 @@ static struct tile_job backward_job(struct cpu *cpu, const struct op_call *call,
 static void residual_epilogue(const struct tile_job *job, const struct tile *tile) {
     const struct op_call *call = job->call;
     float buffer[TILE_COLUMNS];
-    for (int64_t r = 0; r < true_rows(job, tile); r++) {
-        float *values = tile->values + r * tile->columns;
+    for (int64_t r = 0; r < tile->rows; r++) {
+        float *values = tile->values + r * tile->stride;
         add_floats(values, segment_read(&call->in[2 * job->terms], tile->row + r, tile->column, tile->columns, buffer),
                    tile->columns);
         segment_write(&call->out[0], tile->row + r, tile->column, tile->columns, values);
     }
-    zero_tail(&call->out[0], job, tile);
 }
 
 status cpu_linear_dx_add(struct cpu *cpu, const struct op_call *call) {
@@ -139,13 +125,12 @@ status cpu_qkv_linear_dx(struct cpu *cpu, const struct op_call *call) {
 static void act_dx_epilogue(const struct tile_job *job, const struct tile *tile) {
     const struct op_call *call = job->call;
     float buffer[TILE_COLUMNS];
-    for (int64_t r = 0; r < true_rows(job, tile); r++) {
-        float *values = tile->values + r * tile->columns;
+    for (int64_t r = 0; r < tile->rows; r++) {
+        float *values = tile->values + r * tile->stride;
         const float *h = segment_read(&call->in[2], tile->row + r, tile->column, tile->columns, buffer);
         activation_gradient(call->attr->act, h, values, values, tile->columns);
         segment_write(&call->out[0], tile->row + r, tile->column, tile->columns, values);
     }
-    zero_tail(&call->out[0], job, tile);
 }
 
 status cpu_linear_dx_act(struct cpu *cpu, const struct op_call *call) {
@@ -168,9 +153,7 @@ static struct op_call call_with(const struct op_call *call, enum op op, const st
 static status gradients(struct cpu *cpu, const struct op_call *call, int which, int count) {
     const struct operand *dy = &call->in[which], *x = &call->in[count];
     struct op_call weight = call_with(call, OP_linear_dw, dy, x, &call->out[which]);
-    struct op_call bias = call_with(call, OP_bias_dw, dy, x, &call->out[count + which]);
-    TRY(cpu_bias_dw(cpu, &bias));
-    return cpu_linear_dw(cpu, &weight);
+    return linear_dw_sums(cpu, &weight, &call->out[count + which]);
 }
 
 status cpu_linear_dw_bias(struct cpu *cpu, const struct op_call *call) { return gradients(cpu, call, 0, 1); }
@@ -210,8 +193,8 @@ static void xent_epilogue(const struct tile_job *job, const struct tile *tile) {
     int64_t classes = call->attr->classes - tile->column, blocks = (job->columns + TILE_COLUMNS - 1) / TILE_COLUMNS;
     classes = classes < 0 ? 0 : classes < tile->columns ? classes : tile->columns;
     struct part_sum *sums = job->context;
-    for (int64_t r = 0; r < true_rows(job, tile); r++) {
-        float *values = tile->values + r * tile->columns, rounded[TILE_COLUMNS];
+    for (int64_t r = 0; r < tile->rows; r++) {
+        float *values = tile->values + r * tile->stride, rounded[TILE_COLUMNS];
         add_floats(values, bias + tile->column, tile->columns);
         segment_write(&call->out[0], tile->row + r, tile->column, tile->columns, values);
         /* the loss is that of the logits as they are stored, so that the probabilities of the backward pass add up to 1
@@ -227,7 +210,6 @@ static void xent_epilogue(const struct tile_job *job, const struct tile *tile) {
             part->best++;
         part->best += (int32_t)tile->column;
     }
-    zero_tail(&call->out[0], job, tile);
 }
 
 static void combine_row(struct cpu *cpu, const struct op_call *call, int64_t row) {
@@ -262,11 +244,10 @@ static void combine_rows(void *ctx, int64_t begin, int64_t end) {
 status cpu_linear_xent(struct cpu *cpu, const struct op_call *call) {
     struct tile_job job = forward_job(cpu, call, 1, xent_epilogue);
     int64_t blocks = (job.columns + TILE_COLUMNS - 1) / TILE_COLUMNS;
+    job.column_step = TILE_COLUMNS;
     job.context = cpu_shared(cpu, XENT_SLOT, job.rows * blocks * (int64_t)(sizeof(struct part_sum) / sizeof(float)));
     TRY(tiles_run(&job));
     struct combine_job combine = {cpu, call};
     parallel_for(call->out[0].rows, 8, combine_rows, &combine);
-    for (int i = 1; i < 4; i++)
-        cpu_zero_tail(&call->out[i]);
     return OK;
 }

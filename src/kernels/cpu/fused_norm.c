@@ -1,11 +1,10 @@
 /* LayerNorm with what stands around it, a row in one pass: embeddings, dropout, the residual, and both gradients. Sums
  * over rows run over blocks of BLOCK rows, then over the blocks in order: the same bits on any number of threads. */
-#include <math.h>
 #include <string.h>
 
 #include "kernels/cpu/dropout.h"
 #include "kernels/cpu/kernels.h"
-#include "kernels/cpu/vector.h"
+#include "kernels/cpu/norm.h"
 
 enum { BLOCK = 128 };
 
@@ -24,45 +23,34 @@ static const float *drop_row(const struct op_call *call, int64_t row, int64_t n,
 
 /* --- forward --- */
 
-/* y = layernorm(x); the row's statistics go to outputs 2 and 3. */
-CPU_DISPATCH static void normalize(const struct op_call *call, int64_t row, int64_t n, const float *x,
-                                   const float *gamma, const float *beta, float *squares, float *y) {
-    float mean = vector_sum(x, n) / (float)n;
-    for (int64_t i = 0; i < n; i++)
-        squares[i] = (x[i] - mean) * (x[i] - mean);
-    float rstd = (float)(1 / sqrt((double)vector_sum(squares, n) / (double)n + call->attr->epsilon));
-    for (int64_t i = 0; i < n; i++)
-        y[i] = (x[i] - mean) * rstd * gamma[i] + beta[i];
-    ((float *)call->out[2].data)[row] = mean;
-    ((float *)call->out[3].data)[row] = rstd;
-}
-
+/* y = a + b; y may be one of them */
 CPU_DISPATCH static void add_rows(const float *a, const float *b, float *y, int64_t n) {
+#pragma GCC ivdep
     for (int64_t i = 0; i < n; i++)
         y[i] = a[i] + b[i];
 }
 
-static void store(const struct operand *operand, int64_t row, const float *values) {
-    if (operand->dtype == F32)
-        memcpy((float *)operand->data + row_offset(operand, row), values, (size_t)operand->columns * sizeof *values);
-    else
-        row_written(operand, row, values);
+/* y = layernorm(sum); the row's statistics go to outputs 2 and 3. */
+static void normalize(const struct op_call *call, int64_t row, int64_t n, const float *sum, const float *gamma,
+                      const float *beta, float *y) {
+    normalize_row(sum, n, call->attr->epsilon, gamma, beta, y, (float *)call->out[2].data + row,
+                  (float *)call->out[3].data + row);
 }
 
 /* sum = dropout(x, with a bias or NULL) + residual, y = layernorm(sum) */
 static void drop_add_norm(struct cpu *cpu, const struct op_call *call, int64_t row, const float *bias,
                           const struct operand *residual, const float *gamma, const float *beta) {
     int64_t n = call->out[0].columns;
-    float *sum = cpu_scratch(cpu, 3, 2 * n), *squares = sum + n;
+    float *sum = row_write(&call->out[1], row, cpu_scratch(cpu, 3, n));
     const float *x = row_read(&call->in[0], row, cpu_scratch(cpu, 0, n));
     if (bias) {
         add_rows(x, bias, sum, n);
         x = sum;
     }
     add_rows(drop_row(call, row, n, x, sum), row_read(residual, row, cpu_scratch(cpu, 1, n)), sum, n);
-    store(&call->out[1], row, sum);
     float *y = row_write(&call->out[0], row, cpu_scratch(cpu, 2, n));
-    normalize(call, row, n, sum, gamma, beta, squares, y);
+    normalize(call, row, n, sum, gamma, beta, y);
+    row_written(&call->out[1], row, sum);
     row_written(&call->out[0], row, y);
 }
 
@@ -80,18 +68,17 @@ status cpu_bdrln(struct cpu *cpu, const struct op_call *call) { return cpu_rows(
 
 static void embedding_row(struct cpu *cpu, const struct op_call *call, int64_t row) {
     int64_t n = call->out[0].columns;
-    float *sum = cpu_scratch(cpu, 3, 2 * n), *squares = sum + n, *buffer = cpu_scratch(cpu, 0, n);
-    for (int i = 0; i < 3; i++) {
-        const float *part = row_read(&call->in[2 * i], ((const int32_t *)call->in[2 * i + 1].data)[row], buffer);
-        if (i == 0)
-            memcpy(sum, part, (size_t)n * sizeof *sum);
-        else
-            add_rows(sum, part, sum, n);
-    }
-    store(&call->out[1], row, sum);
-    float *y = cpu_scratch(cpu, 2, n);
-    normalize(call, row, n, sum, call->in[6].data, call->in[7].data, squares, y);
-    store(&call->out[0], row, drop_row(call, row, n, y, y));
+    float *sum = row_write(&call->out[1], row, cpu_scratch(cpu, 3, n));
+    const float *parts[3];
+    for (int i = 0; i < 3; i++)
+        parts[i] = row_read(&call->in[2 * i], ((const int32_t *)call->in[2 * i + 1].data)[row], cpu_scratch(cpu, i, n));
+    add_rows(parts[0], parts[1], sum, n);
+    add_rows(sum, parts[2], sum, n);
+    float *y = row_write(&call->out[0], row, cpu_scratch(cpu, 2, n));
+    normalize(call, row, n, sum, call->in[6].data, call->in[7].data, y);
+    row_written(&call->out[1], row, sum);
+    drop_row(call, row, n, y, y);
+    row_written(&call->out[0], row, y);
 }
 
 status cpu_embedding(struct cpu *cpu, const struct op_call *call) { return cpu_rows(cpu, call, embedding_row); }
@@ -105,35 +92,21 @@ struct norm_sums {
     bool residual;  /* residual_norm_dx; else layernorm_grad */
 };
 
-/* dx of a row, and what it adds to dgamma and dbeta. product[n] is scratch. */
-CPU_DISPATCH static void gradient_row(const float *dy, const float *x, float mean, float rstd, const float *gamma,
-                                      int64_t n, float *dgamma, float *dbeta, float *scaled, float *product,
-                                      float *dx) {
-    for (int64_t i = 0; i < n; i++) {
-        float xhat = (x[i] - mean) * rstd;
-        dgamma[i] += dy[i] * xhat;
-        dbeta[i] += dy[i];
-        scaled[i] = gamma[i] * dy[i];
-        product[i] = scaled[i] * xhat;
-    }
-    float mean_g = vector_sum(scaled, n) / (float)n, mean_product = vector_sum(product, n) / (float)n;
-    for (int64_t i = 0; i < n; i++)
-        dx[i] = rstd * (scaled[i] - mean_g - (x[i] - mean) * rstd * mean_product);
-}
-
 static void norm_row(const struct norm_sums *job, int64_t row, float *dgamma, float *dbeta) {
     const struct op_call *call = job->call;
     int64_t n = call->out[0].columns;
-    float *scaled = cpu_scratch(job->cpu, 3, 3 * n), *product = scaled + n, *dx = scaled + 2 * n;
     const float *dy = row_read(&call->in[0], row, cpu_scratch(job->cpu, 0, n));
     const float *x = row_read(&call->in[1], row, cpu_scratch(job->cpu, 1, n));
     if (!job->residual)
-        dy = drop_row(call, row, n, dy, cpu_scratch(job->cpu, 2, n));
-    gradient_row(dy, x, ((const float *)call->in[2].data)[row], ((const float *)call->in[3].data)[row],
-                 call->in[4].data, n, dgamma, dbeta, scaled, product, dx);
-    store(&call->out[0], row, dx);
-    if (job->residual)
-        store(&call->out[1], row, drop_row(call, row, n, dx, scaled));
+        dy = drop_row(call, row, n, dy, cpu_scratch(job->cpu, 3, n));
+    float *dx = row_write(&call->out[0], row, cpu_scratch(job->cpu, 3, n));
+    normalize_row_gradient(dy, x, n, ((const float *)call->in[2].data)[row], ((const float *)call->in[3].data)[row],
+                           call->in[4].data, dgamma, dbeta, dx);
+    row_written(&call->out[0], row, dx);
+    if (job->residual) {
+        float *dropped = row_write(&call->out[1], row, cpu_scratch(job->cpu, 0, n));
+        row_written(&call->out[1], row, drop_row(call, row, n, dx, dropped));
+    }
 }
 
 /* The sums that norm_row also makes are not asked for. */

@@ -34,28 +34,27 @@ struct contractions *cpu_contractions(struct cpu *cpu);
 #define CPU_DISPATCH
 #endif
 
-/* --- storage: kernels compute in floats, whatever stands in memory. Only these two know the 16-bit types. --- */
+/* --- storage: kernels compute in floats, whatever stands in memory. Only these know the 16-bit types. --- */
+
+void floats_from_bf16(const bf16 *x, int64_t count, float *y);
+void floats_to_bf16(const float *x, int64_t count, bf16 *y);
+void floats_from_f16(const f16 *x, int64_t count, float *y);
+void floats_to_f16(const float *x, int64_t count, f16 *y);
 
 /* Elements [at, at + count) as floats: where they stand (f32), or converted into `buffer`. */
 static inline const float *floats_read(const void *data, enum dtype dtype, int64_t at, int64_t count, float *buffer) {
     if (dtype == F32)
         return (const float *)data + at;
-    const bf16 *from = (const bf16 *)data + at;
-    for (int64_t i = 0; i < count; i++)
-        buffer[i] = bf16_to_float(from[i]);
+    (dtype == BF16 ? floats_from_bf16 : floats_from_f16)((const uint16_t *)data + at, count, buffer);
     return buffer;
 }
 
 /* The other way; nothing to do where `values` are these very elements. */
 static inline void floats_write(void *data, enum dtype dtype, int64_t at, int64_t count, const float *values) {
-    if (dtype == F32) {
-        if ((float *)data + at != values)
-            memcpy((float *)data + at, values, (size_t)count * sizeof *values);
-        return;
-    }
-    bf16 *to = (bf16 *)data + at;
-    for (int64_t i = 0; i < count; i++)
-        to[i] = bf16_from_float(values[i]);
+    if (dtype != F32)
+        (dtype == BF16 ? floats_to_bf16 : floats_to_f16)(values, count, (uint16_t *)data + at);
+    else if ((float *)data + at != values)
+        memcpy((float *)data + at, values, (size_t)count * sizeof *values);
 }
 
 /* --- rows: kernels work on a row of floats at a time --- */

@@ -3,6 +3,7 @@
 #include <string.h>
 
 #include "kernels/cpu/contraction.h"
+#include "kernels/cpu/products.h"
 #include "kernels/cpu/tiles.h"
 
 struct conversion {
@@ -16,8 +17,8 @@ static void from_float(void *ctx, int64_t begin, int64_t end) {
         row_written(job->operand, row, job->values + row * job->operand->columns);
 }
 
-/* y = op(a) op(b), for row-major operands without gaps; k and n as they are, rows padded. */
-static status multiply(struct cpu *cpu, const struct op_call *call, bool transpose_a, bool transpose_b, int64_t k) {
+/* By the library: y = op(a) op(b), for row-major operands without gaps; k and n as they are, rows padded. */
+static status by_library(struct cpu *cpu, const struct op_call *call, bool transpose_a, bool transpose_b, int64_t k) {
     const struct operand *a = &call->in[0], *b = &call->in[1], *y = &call->out[0];
     struct contractions *contractions = cpu_contractions(cpu);
     struct product product = {.transpose_a = transpose_a,
@@ -46,23 +47,62 @@ static status multiply(struct cpu *cpu, const struct op_call *call, bool transpo
     return OK;
 }
 
-/* y[r,o] = x[r,k] w[o,k]^T */
-status cpu_linear(struct cpu *cpu, const struct op_call *call) {
-    return multiply(cpu, call, false, true, call->in[0].columns);
+static void store_epilogue(const struct tile_job *job, const struct tile *tile) {
+    for (int64_t r = 0; r < tile->rows; r++)
+        segment_write(&job->call->out[0], tile->row + r, tile->column, tile->columns, tile->values + r * tile->stride);
 }
+
+static status multiply(struct cpu *cpu, const struct op_call *call, bool transposed) {
+    if (!products_kernel(call->in[0].dtype, call->in[1].dtype))
+        return by_library(cpu, call, false, transposed, call->in[0].columns);
+    struct tile_job job = {.cpu = cpu,
+                           .call = call,
+                           .parts = 1,
+                           .terms = 1,
+                           .x = {&call->in[0]},
+                           .w = {&call->in[1]},
+                           .transposed = transposed,
+                           .rows = call->out[0].rows,
+                           .columns = call->out[0].columns,
+                           .k = call->in[0].columns,
+                           .epilogue = call->out[0].dtype == F32 ? NULL : store_epilogue};
+    return tiles_run(&job);
+}
+
+/* y[r,o] = x[r,k] w[o,k]^T */
+status cpu_linear(struct cpu *cpu, const struct op_call *call) { return multiply(cpu, call, true); }
 
 /* dx[r,k] = dy[r,o] w[o,k] */
-status cpu_linear_dx(struct cpu *cpu, const struct op_call *call) {
-    return multiply(cpu, call, false, false, call->in[0].columns);
-}
+status cpu_linear_dx(struct cpu *cpu, const struct op_call *call) { return multiply(cpu, call, false); }
 
 /* dw[o,k] = dy[r,o]^T x[r,k] */
-status cpu_linear_dw(struct cpu *cpu, const struct op_call *call) {
-    const struct operand *dw = &call->out[0];
-    if (call->in[0].padded_rows == 0) {
-        if (!call->accumulate)
-            memset(dw->data, 0, (size_t)(dw->rows * dw->columns) * sizeof(float));
-        return OK;
+status cpu_linear_dw(struct cpu *cpu, const struct op_call *call) { return linear_dw_sums(cpu, call, NULL); }
+
+status linear_dw_sums(struct cpu *cpu, const struct op_call *call, const struct operand *db) {
+    const struct operand *dy = &call->in[0], *x = &call->in[1], *dw = &call->out[0];
+    bool own = dy->rows == 0 || products_kernel(dy->dtype, x->dtype);
+    if (dy->rows == 0 && !call->accumulate)
+        memset(dw->data, 0, (size_t)(dw->rows * dw->columns) * sizeof(float));
+    if (db && (!own || dy->rows == 0)) {
+        struct op_call bias = *call;
+        bias.op = OP_bias_dw, bias.out[0] = *db;
+        TRY(cpu_bias_dw(cpu, &bias));
     }
-    return multiply(cpu, call, true, false, call->in[0].padded_rows);
+    if (dy->rows == 0)
+        return OK;
+    if (!own)
+        return by_library(cpu, call, true, false, dy->padded_rows);
+    struct tile_job job = {.cpu = cpu,
+                           .call = call,
+                           .parts = 1,
+                           .terms = 1,
+                           .x = {dy},
+                           .w = {x},
+                           .down = true,
+                           .rows = dw->rows,
+                           .columns = dw->columns,
+                           .k = dy->rows,
+                           .add = call->accumulate,
+                           .sums = db ? db->data : NULL};
+    return tiles_run(&job);
 }

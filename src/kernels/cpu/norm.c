@@ -1,5 +1,7 @@
 /* LayerNorm and the sums over rows that go with it. Sums over rows run over blocks of BLOCK rows, then over the blocks
  * in order: the same bits on any number of threads. */
+#include "kernels/cpu/norm.h"
+
 #include <math.h>
 #include <string.h>
 
@@ -7,23 +9,84 @@
 #include "kernels/cpu/kernels.h"
 #include "kernels/cpu/vector.h"
 
-CPU_DISPATCH static void layernorm_row(struct cpu *cpu, const struct op_call *call, int64_t row) {
+enum { LANES = 16 }; /* partial sums of a row, whatever the instruction set */
+
+CPU_DISPATCH static float sum_of_squares(const float *x, float mean, int64_t n) {
+    float lanes[LANES] = {0}, sum = 0;
+    int64_t i = 0;
+    for (; i + LANES <= n; i += LANES)
+        for (int lane = 0; lane < LANES; lane++)
+            lanes[lane] += (x[i + lane] - mean) * (x[i + lane] - mean);
+    for (int lane = 0; lane < LANES; lane++)
+        sum += lanes[lane];
+    for (; i < n; i++)
+        sum += (x[i] - mean) * (x[i] - mean);
+    return sum;
+}
+
+CPU_DISPATCH void normalize_row(const float *x, int64_t n, double epsilon, const float *gamma, const float *beta,
+                                float *y, float *mean, float *rstd) {
+    float m = vector_sum(x, n) / (float)n;
+    float r = (float)(1 / sqrt((double)sum_of_squares(x, m, n) / (double)n + epsilon));
+#pragma GCC ivdep
+    for (int64_t i = 0; i < n; i++)
+        y[i] = (x[i] - m) * r * gamma[i] + beta[i];
+    *mean = m;
+    *rstd = r;
+}
+
+static void layernorm_row(struct cpu *cpu, const struct op_call *call, int64_t row) {
     int64_t n = call->out[0].columns;
     const float *x = row_read(&call->in[0], row, cpu_scratch(cpu, 0, n));
-    const float *gamma = call->in[1].data, *beta = call->in[2].data;
-    float *y = row_write(&call->out[0], row, cpu_scratch(cpu, 2, n)), *squares = cpu_scratch(cpu, 3, n);
-    float mean = vector_sum(x, n) / (float)n;
-    for (int64_t i = 0; i < n; i++)
-        squares[i] = (x[i] - mean) * (x[i] - mean);
-    float rstd = (float)(1 / sqrt((double)vector_sum(squares, n) / (double)n + call->attr->epsilon));
-    for (int64_t i = 0; i < n; i++)
-        y[i] = (x[i] - mean) * rstd * gamma[i] + beta[i];
+    float *y = row_write(&call->out[0], row, cpu_scratch(cpu, 2, n));
+    normalize_row(x, n, call->attr->epsilon, call->in[1].data, call->in[2].data, y, (float *)call->out[1].data + row,
+                  (float *)call->out[2].data + row);
     row_written(&call->out[0], row, y);
-    ((float *)call->out[1].data)[row] = mean;
-    ((float *)call->out[2].data)[row] = rstd;
 }
 
 status cpu_layernorm(struct cpu *cpu, const struct op_call *call) { return cpu_rows(cpu, call, layernorm_row); }
+
+/* The two passes over a row: sums of g and g xhat, with what the row adds to dgamma and dbeta; then dx. */
+CPU_DISPATCH static void gradient_sums(const float *dy, const float *x, int64_t n, float mean, float rstd,
+                                       const float *gamma, float *restrict dgamma, float *restrict dbeta,
+                                       float sums[2]) {
+    float plain[LANES] = {0}, times_xhat[LANES] = {0};
+    int64_t i = 0, whole = n / LANES * LANES;
+    for (; i < whole; i += LANES)
+        for (int lane = 0; lane < LANES; lane++) {
+            float slope = dy[i + lane], xhat = (x[i + lane] - mean) * rstd, g = gamma[i + lane] * slope;
+            dgamma[i + lane] += slope * xhat;
+            dbeta[i + lane] += slope;
+            plain[lane] += g;
+            times_xhat[lane] += g * xhat;
+        }
+    sums[0] = sums[1] = 0;
+    for (int lane = 0; lane < LANES; lane++) {
+        sums[0] += plain[lane];
+        sums[1] += times_xhat[lane];
+    }
+    for (; i < n; i++) {
+        float xhat = (x[i] - mean) * rstd, g = gamma[i] * dy[i];
+        dgamma[i] += dy[i] * xhat;
+        dbeta[i] += dy[i];
+        sums[0] += g;
+        sums[1] += g * xhat;
+    }
+}
+
+CPU_DISPATCH static void gradient_of_sums(const float *dy, const float *x, int64_t n, float mean, float rstd,
+                                          const float *gamma, float mean_g, float mean_product, float *dx) {
+#pragma GCC ivdep
+    for (int64_t i = 0; i < n; i++)
+        dx[i] = rstd * (gamma[i] * dy[i] - mean_g - (x[i] - mean) * rstd * mean_product);
+}
+
+void normalize_row_gradient(const float *dy, const float *x, int64_t n, float mean, float rstd, const float *gamma,
+                            float *dgamma, float *dbeta, float *dx) {
+    float sums[2];
+    gradient_sums(dy, x, n, mean, rstd, gamma, dgamma, dbeta, sums);
+    gradient_of_sums(dy, x, n, mean, rstd, gamma, sums[0] / (float)n, sums[1] / (float)n, dx);
+}
 
 CPU_DISPATCH static void layernorm_dx_row(struct cpu *cpu, const struct op_call *call, int64_t row) {
     int64_t n = call->out[0].columns;

@@ -52,13 +52,16 @@ status cpu_grad_norm(struct cpu *cpu, const struct op_call *call) {
 
 /* --- what all updates share --- */
 
+static bool is_overflow(const struct operand *norm) { return !isfinite(*(const double *)norm->data); }
+
 /* Scalars of update number step[0] + 1. */
-static void prepare(struct update *u, double norm, const int64_t *step) {
+static void prepare(struct update *u, const struct operand *norm_operand, const int64_t *step) {
     const struct attr *attr = u->call->attr;
+    const double *entries = norm_operand->data, norm = entries[0], loss_scale = norm_operand->rows > 1 ? entries[1] : 1;
     double t = (double)step[0] + 1;
     double correct1 = attr->bias_correction ? 1 - pow(attr->beta1, t) : 1;
     double correct2 = attr->bias_correction ? 1 - pow(attr->beta2, t) : 1;
-    u->clip_scale = attr->clip > 0 && norm > attr->clip ? (float)(attr->clip / norm) : 1;
+    u->clip_scale = (float)((attr->clip > 0 && norm > attr->clip ? attr->clip / norm : 1) / loss_scale);
     u->beta1 = (float)attr->beta1;
     u->beta2 = (float)attr->beta2;
     u->one_minus_beta1 = (float)(1 - attr->beta1);
@@ -104,9 +107,8 @@ static void adam_body(void *ctx, int64_t begin, int64_t end) {
 
 status cpu_adam(struct cpu *cpu, const struct op_call *call) {
     (void)cpu;
-    double norm = *(const double *)call->in[1].data;
     const int64_t *step = call->in[3].data;
-    if (!isfinite(norm))
+    if (is_overflow(&call->in[1]))
         return OK;
     struct update u = {.call = call,
                        .grad = call->in[0].data,
@@ -115,7 +117,7 @@ status cpu_adam(struct cpu *cpu, const struct op_call *call) {
                        .v = call->out[2].data,
                        .weights = &call->out[3],
                        .rate = ((const float *)call->in[2].data)[step[0]]};
-    prepare(&u, norm, step);
+    prepare(&u, &call->in[1], step);
     parallel_for(call->chunk_count, 1, adam_body, &u);
     return OK;
 }
@@ -146,8 +148,7 @@ static void lamb_body(void *ctx, int64_t begin, int64_t end) {
 
 status cpu_lamb_moments(struct cpu *cpu, const struct op_call *call) {
     (void)cpu;
-    double norm = *(const double *)call->in[0].data;
-    if (!isfinite(norm))
+    if (is_overflow(&call->in[0]))
         return OK;
     struct update u = {.call = call,
                        .master = call->in[2].data,
@@ -155,7 +156,7 @@ status cpu_lamb_moments(struct cpu *cpu, const struct op_call *call) {
                        .m = call->out[1].data,
                        .v = call->out[2].data,
                        .partial = call->out[3].data};
-    prepare(&u, norm, call->in[1].data);
+    prepare(&u, &call->in[0], call->in[1].data);
     parallel_for(call->chunk_count, 1, lamb_body, &u);
     return OK;
 }
@@ -171,21 +172,24 @@ static float trust_ratio(const struct op_call *call, const double *norms, int pa
     return trusted ? (float)(sqrt(weights) / sqrt(update)) : 1;
 }
 
+CPU_DISPATCH static void apply_chunk(float *restrict p, const float *restrict update, int64_t n, float rate) {
+    for (int64_t i = 0; i < n; i++)
+        p[i] -= rate * update[i];
+}
+
 static void apply_body(void *ctx, int64_t begin, int64_t end) {
     const struct update *u = ctx;
     for (int64_t c = begin; c < end; c++) {
         const struct chunk *chunk = &u->call->chunks[c];
-        float rate = u->rate * u->ratio[chunk->parameter];
-        for (int64_t i = chunk->offset; i < chunk->offset + chunk->count; i++)
-            u->master[i] -= rate * u->grad[i];
+        apply_chunk(u->master + chunk->offset, u->grad + chunk->offset, chunk->count,
+                    u->rate * u->ratio[chunk->parameter]);
         write_weights(u, chunk);
     }
 }
 
 status cpu_lamb_apply(struct cpu *cpu, const struct op_call *call) {
-    double norm = *(const double *)call->in[2].data;
     const int64_t *step = call->in[4].data;
-    if (!isfinite(norm))
+    if (is_overflow(&call->in[2]))
         return OK;
     float *ratio = cpu_scratch(cpu, 0, call->parameter_count);
     int64_t chunk = 0;
@@ -204,6 +208,34 @@ status cpu_lamb_apply(struct cpu *cpu, const struct op_call *call) {
 status cpu_step_advance(struct cpu *cpu, const struct op_call *call) {
     (void)cpu;
     int64_t *step = call->out[0].data;
-    step[isfinite(*(const double *)call->in[0].data) ? 0 : 1]++;
+    step[is_overflow(&call->in[0])]++;
+    return OK;
+}
+
+/* --- the loss scale of f16 --- */
+
+status cpu_scale_loss(struct cpu *cpu, const struct op_call *call) {
+    (void)cpu;
+    *(float *)call->out[0].data = (float)(*(const float *)call->in[0].data * *(const double *)call->in[1].data);
+    return OK;
+}
+
+status cpu_unscale_norm(struct cpu *cpu, const struct op_call *call) {
+    (void)cpu;
+    double scale = *(const double *)call->in[1].data, *unscaled = call->out[0].data;
+    unscaled[0] = *(const double *)call->in[0].data / scale;
+    unscaled[1] = scale;
+    return OK;
+}
+
+status cpu_loss_scale_advance(struct cpu *cpu, const struct op_call *call) {
+    (void)cpu;
+    double *scale = call->out[0].data, *steps = scale + 1;
+    bool overflow = is_overflow(&call->in[0]), grows = !overflow && *steps + 1 >= (double)call->attr->growth_interval;
+    if (overflow)
+        *scale = fmax(*scale / 2, LOSS_SCALE_LEAST);
+    else if (grows)
+        *scale = fmin(*scale * 2, LOSS_SCALE_MOST);
+    *steps = overflow || grows ? 0 : *steps + 1;
     return OK;
 }

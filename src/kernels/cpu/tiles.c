@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "kernels/cpu/contraction.h"
+#include "kernels/cpu/products.h"
 
 /* --- operands as floats --- */
 
@@ -45,7 +46,7 @@ CPU_DISPATCH void segment_write(const struct operand *operand, int64_t row, int6
     floats_write(operand->data, operand->dtype, row_offset(operand, row) + column, count, values);
 }
 
-/* --- tiles --- */
+/* --- tiles by the library --- */
 
 struct run {
     const struct tile_job *job;
@@ -62,7 +63,8 @@ static status run_tile(const struct run *run, int64_t number) {
     int64_t row_tile = number % run->row_tiles, rest = number / run->row_tiles;
     struct tile tile = {.part = (int)(rest / run->column_tiles),
                         .row = row_tile * TILE_ROWS,
-                        .column = rest % run->column_tiles * TILE_COLUMNS};
+                        .column = rest % run->column_tiles * TILE_COLUMNS,
+                        .stride = TILE_COLUMNS};
     tile.rows = job->rows - tile.row < TILE_ROWS ? job->rows - tile.row : TILE_ROWS;
     tile.columns = job->columns - tile.column < TILE_COLUMNS ? job->columns - tile.column : TILE_COLUMNS;
     tile.values = cpu_scratch(job->cpu, 0, TILE_ROWS * TILE_COLUMNS);
@@ -72,10 +74,10 @@ static status run_tile(const struct run *run, int64_t number) {
                                   .add = t > 0,
                                   .m = tile.rows,
                                   .n = tile.columns,
-                                  .k = job->x[input]->columns,
+                                  .k = job->k,
                                   .stride_a = run->x_stride[input],
                                   .stride_b = run->w_stride[which],
-                                  .stride_c = tile.columns};
+                                  .stride_c = tile.stride};
         const float *w = run->w[which] + (job->transposed ? tile.column * run->w_stride[which] : tile.column);
         TRY(contract_f32(&product, run->x[input] + tile.row * run->x_stride[input], w, tile.values));
     }
@@ -94,7 +96,7 @@ static void run_tiles(void *ctx, int64_t begin, int64_t end) {
     }
 }
 
-status tiles_run(struct tile_job *job) {
+static status run_library(const struct tile_job *job) {
     struct run run = {.job = job, .failed = ATOMIC_FLAG_INIT};
     int weights = job->terms > 1 ? job->terms : job->parts;
     for (int t = 0; t < job->terms; t++)
@@ -105,4 +107,12 @@ status tiles_run(struct tile_job *job) {
     run.column_tiles = (job->columns + TILE_COLUMNS - 1) / TILE_COLUMNS;
     parallel_for(run.row_tiles * run.column_tiles * job->parts, 1, run_tiles, &run);
     return run.code == OK ? OK : status_set(run.code, run.message);
+}
+
+status tiles_run(const struct tile_job *job) {
+    const struct kernel *kernel = products_kernel(job->x[0]->dtype, job->w[0]->dtype);
+    TRY(kernel ? products_run(kernel, job) : run_library(job));
+    for (int i = 0; i < op_info(job->call->op)->outputs; i++)
+        cpu_zero_tail(&job->call->out[i]);
+    return OK;
 }

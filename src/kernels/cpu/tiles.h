@@ -7,28 +7,36 @@
 enum { TILE_ROWS = 256, TILE_COLUMNS = 256, MOST_TERMS = 3 };
 
 /* A tile of the product number `part`: rows [row, row + rows) and columns [column, column + columns) stand in
- * values[rows][columns], without gaps. Rows beyond the true count are zero. */
+ * values[rows][stride]. */
 struct tile {
     int part;
-    int64_t row, rows, column, columns;
+    int64_t row, rows, column, columns, stride;
     float *values;
 };
 
 struct tile_job;
 typedef void (*tile_epilogue)(const struct tile_job *job, const struct tile *tile);
 
-/* y = sum over terms of x op(w), for every part. x: [padded rows, k]; w: [n, k], or [k, n] unless `transposed`. */
+/* y = sum over terms of op(x) op(w), for every part. x: [rows, k], or [k, rows] where it goes `down`; w: [n, k] where
+ * `transposed`, else [k, n]. */
 struct tile_job {
     struct cpu *cpu;
     const struct op_call *call;
     int parts, terms;
     const struct operand *x[MOST_TERMS], *w[MOST_TERMS]; /* [parts] or [terms]: one of both is 1 */
-    bool transposed;
-    int64_t rows, columns; /* of y, padded */
+    bool down, transposed;
+    int64_t rows, columns, k; /* rows and columns of y, true ones */
+    int64_t column_step;      /* of a tile; 0: as is best, and different on other machines */
+    /* NULL: y is call->out[part], of floats, and is added to where `add` */
     tile_epilogue epilogue;
+    bool add;
+    float *sums; /* [rows] sums of op(x) over k, written or added to as y is; NULL: not wanted */
     void *context;
 };
-status tiles_run(struct tile_job *job);
+status tiles_run(const struct tile_job *job);
+
+/* linear_dw, and db = sum over rows of dy unless NULL: one pass over dy where the products are our own. */
+status linear_dw_sums(struct cpu *cpu, const struct op_call *call, const struct operand *db);
 
 /* Columns [column, column + count) of a row as floats, in place (f32) or in `buffer`. */
 const float *segment_read(const struct operand *operand, int64_t row, int64_t column, int64_t count, float *buffer);

@@ -59,3 +59,25 @@ CPU_DISPATCH double vector_sum_exp(const float *x, float shift, int64_t n) {
         sum += vector_exp(x[i] - shift);
     return sum;
 }
+
+/* --- storage --- */
+
+CPU_DISPATCH void floats_from_bf16(const bf16 *x, int64_t count, float *y) {
+    for (int64_t i = 0; i < count; i++)
+        y[i] = bf16_to_float(x[i]);
+}
+
+CPU_DISPATCH void floats_to_bf16(const float *x, int64_t count, bf16 *y) {
+    for (int64_t i = 0; i < count; i++)
+        y[i] = bf16_from_float(x[i]);
+}
+
+CPU_DISPATCH void floats_from_f16(const f16 *x, int64_t count, float *y) {
+    for (int64_t i = 0; i < count; i++)
+        y[i] = f16_to_float(x[i]);
+}
+
+CPU_DISPATCH void floats_to_f16(const float *x, int64_t count, f16 *y) {
+    for (int64_t i = 0; i < count; i++)
+        y[i] = f16_from_float(x[i]);
+}

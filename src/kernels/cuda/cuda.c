@@ -29,6 +29,7 @@ struct cuda {
     void *workspace, *converted;
     struct constant *constants;
     int constant_count, constant_capacity;
+    cudaEvent_t marks[BACKEND_MARKS];
     double peak[DTYPE_COUNT]; /* flop/s, measured once */
     double bandwidth;         /* bytes/s, measured once */
 };
@@ -120,6 +121,42 @@ static status download(struct backend *backend, void *to_host, const void *from,
     if (bytes)
         CUDA_TRY(cudaMemcpyAsync(to_host, from, bytes, cudaMemcpyDeviceToHost, cuda->stream));
     return wait_for_work(backend);
+}
+
+static status download_later(struct backend *backend, void *to_host, const void *from, size_t bytes) {
+    CUDA_TRY(cudaMemcpyAsync(to_host, from, bytes, cudaMemcpyDeviceToHost, ((struct cuda *)backend)->stream));
+    return OK;
+}
+
+static status host_memory_new(struct backend *backend, void **out, size_t bytes) {
+    (void)backend;
+    *out = NULL;
+    CUDA_TRY(cudaMallocHost(out, bytes));
+    memset(*out, 0, bytes);
+    return OK;
+}
+
+static void host_memory_free(struct backend *backend, void *memory) {
+    (void)backend;
+    cudaFreeHost(memory);
+}
+
+static status mark(struct backend *backend, int mark) {
+    struct cuda *cuda = (struct cuda *)backend;
+    CUDA_TRY(cudaEventRecord(cuda->marks[mark], cuda->stream));
+    return OK;
+}
+
+static status reach(struct backend *backend, int mark) {
+    CUDA_TRY(cudaEventSynchronize(((struct cuda *)backend)->marks[mark]));
+    return OK;
+}
+
+static double seconds_between(struct backend *backend, int from, int to) {
+    const cudaEvent_t *marks = ((struct cuda *)backend)->marks;
+    float milliseconds = 0;
+    cudaEventElapsedTime(&milliseconds, marks[from], marks[to]);
+    return 1e-3 * milliseconds;
 }
 
 static bool supports(const struct backend *backend, enum op op, enum dtype compute) {
@@ -278,6 +315,9 @@ static void cuda_free(struct backend *backend) {
     free(cuda->constants);
     cudaFree(cuda->workspace);
     cudaFree(cuda->converted);
+    for (int i = 0; i < BACKEND_MARKS; i++)
+        if (cuda->marks[i])
+            cudaEventDestroy(cuda->marks[i]);
     if (cuda->stream)
         cudaStreamDestroy(cuda->stream);
     free(cuda);
@@ -297,6 +337,8 @@ static status open_device(struct cuda *cuda) {
     CUDA_TRY(cudaStreamCreateWithFlags(&cuda->stream, cudaStreamNonBlocking));
     cuda->recorder = recorder_new(cuda->options.recording, cuda->stream);
     TRY(copies_new(&cuda->copies, cuda->stream));
+    for (int i = 0; i < BACKEND_MARKS; i++)
+        CUDA_TRY(cudaEventCreateWithFlags(&cuda->marks[i], cudaEventDefault));
     TRY(memory_on_device(&cuda->backend, &cuda->workspace, CUDA_WORKSPACE_BYTES, "workspace"));
     TRY(memory_on_device(&cuda->backend, &cuda->converted, (size_t)CUDA_CONVERTED_MOST * 2, "biases"));
     return lt_new(&cuda->lt, cuda, cuda->options.tf32);
@@ -310,6 +352,12 @@ status cuda_backend_new(struct backend **out, const struct cuda_options *options
                                      .memory_free = free_on_device,
                                      .upload = upload,
                                      .download = download,
+                                     .download_later = download_later,
+                                     .host_memory_new = host_memory_new,
+                                     .host_memory_free = host_memory_free,
+                                     .mark = mark,
+                                     .reach = reach,
+                                     .seconds_between = seconds_between,
                                      .supports = supports,
                                      .run = run,
                                      .wait = wait_for_work,

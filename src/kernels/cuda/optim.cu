@@ -86,7 +86,7 @@ __global__ void __launch_bounds__(THREADS) norm_kernel(const double *partial, in
 struct settings {
     double beta1, beta2, clip;
     float one_minus_beta1, one_minus_beta2, epsilon, weight_decay;
-    bool bias_correction, decoupled;
+    bool bias_correction, decoupled, scaled; /* scaled: norm[1] is the loss scale of the gradients */
 };
 
 /* Scalars of the update number step[0] + 1. */
@@ -94,7 +94,7 @@ struct scalars {
     float beta1, beta2, clip_scale, inverse1, inverse_root2;
 };
 
-settings settings_of(const attr *attr) {
+settings settings_of(const attr *attr, const operand &norm) {
     return {attr->beta1,
             attr->beta2,
             attr->clip,
@@ -103,19 +103,20 @@ settings settings_of(const attr *attr) {
             (float)attr->epsilon,
             (float)attr->weight_decay,
             attr->bias_correction,
-            attr->decoupled};
+            attr->decoupled,
+            norm.rows > 1};
 }
 
-__device__ inline scalars scalars_of(const settings &set, double norm, int64_t step) {
+__device__ inline scalars scalars_of(const settings &set, const double *norm, int64_t step) {
     double t = (double)step + 1;
     double correct1 = set.bias_correction ? 1 - pow(set.beta1, t) : 1;
     double correct2 = set.bias_correction ? 1 - pow(set.beta2, t) : 1;
-    return {(float)set.beta1, (float)set.beta2, set.clip > 0 && norm > set.clip ? (float)(set.clip / norm) : 1.0f,
-            (float)(1 / correct1), (float)(1 / sqrt(correct2))};
+    double clip_scale = (set.clip > 0 && *norm > set.clip ? set.clip / *norm : 1) / (set.scaled ? norm[1] : 1);
+    return {(float)set.beta1, (float)set.beta2, (float)clip_scale, (float)(1 / correct1), (float)(1 / sqrt(correct2))};
 }
 
 /* The same for all threads of a block, made by one. */
-__device__ inline scalars block_scalars(const settings &set, double norm, int64_t step) {
+__device__ inline scalars block_scalars(const settings &set, const double *norm, int64_t step) {
     __shared__ scalars shared;
     if (threadIdx.x == 0)
         shared = scalars_of(set, norm, step);
@@ -168,7 +169,7 @@ __global__ void __launch_bounds__(THREADS)
                 float *v, T *weights, const chunk *chunks, const parameter *parameters, settings set) {
     if (!isfinite(*norm))
         return;
-    scalars now = block_scalars(set, *norm, *step);
+    scalars now = block_scalars(set, norm, *step);
     const chunk &part = chunks[blockIdx.x];
     float decay = parameters[part.parameter].decay ? set.weight_decay : 0;
     each_item(part, adam_update<T>{grad, master, m, v, weights, set, now, rates[*step], decay});
@@ -207,7 +208,7 @@ __global__ void __launch_bounds__(THREADS)
                         double *norms, const chunk *chunks, const parameter *parameters, settings set) {
     if (!isfinite(*norm))
         return;
-    scalars now = block_scalars(set, *norm, *step);
+    scalars now = block_scalars(set, norm, *step);
     const chunk &part = chunks[blockIdx.x];
     float decay = parameters[part.parameter].decay ? set.weight_decay : 0;
     double sums[2] = {0, 0};
@@ -282,6 +283,27 @@ __global__ void __launch_bounds__(THREADS)
 
 __global__ void step_advance_kernel(const double *norm, int64_t *step) { step[isfinite(*norm) ? 0 : 1]++; }
 
+/* --- the loss scale of f16, a thread each: scale[2] is the scale and the steps since it changed --- */
+
+__global__ void scale_loss_kernel(const float *inverse, const double *scale, float *out) {
+    *out = (float)(*inverse * *scale);
+}
+
+__global__ void unscale_norm_kernel(const double *norm, const double *scale, double *unscaled) {
+    unscaled[0] = *norm / *scale;
+    unscaled[1] = *scale;
+}
+
+__global__ void loss_scale_advance_kernel(const double *norm, double interval, double *scale) {
+    double steps = scale[1] + 1;
+    bool overflow = !isfinite(*norm), grows = !overflow && steps >= interval;
+    if (overflow)
+        scale[0] = fmax(scale[0] / 2, LOSS_SCALE_LEAST);
+    else if (grows)
+        scale[0] = fmin(scale[0] * 2, LOSS_SCALE_MOST);
+    scale[1] = overflow || grows ? 0 : steps;
+}
+
 /* --- launching --- */
 
 struct tables {
@@ -324,7 +346,7 @@ extern "C" status cuda_adam(struct cuda *cuda, const struct op_call *call) {
                         (const float *)call->in[0].data, (const double *)call->in[1].data,
                         (const float *)call->in[2].data, (const int64_t *)call->in[3].data, (float *)call->out[0].data,
                         (float *)call->out[1].data, (float *)call->out[2].data, (T *)weights, on_device.chunks,
-                        on_device.parameters, settings_of(call->attr)));
+                        on_device.parameters, settings_of(call->attr, call->in[1])));
     return OK;
 }
 
@@ -334,7 +356,7 @@ extern "C" status cuda_lamb_moments(struct cuda *cuda, const struct op_call *cal
     LAUNCH(lamb_moments_kernel, dim3((unsigned)call->chunk_count), dim3(THREADS), 0, cuda_stream(cuda),
            (const double *)call->in[0].data, (const int64_t *)call->in[1].data, (const float *)call->in[2].data,
            (float *)call->out[0].data, (float *)call->out[1].data, (float *)call->out[2].data,
-           (double *)call->out[3].data, on_device.chunks, on_device.parameters, settings_of(call->attr));
+           (double *)call->out[3].data, on_device.chunks, on_device.parameters, settings_of(call->attr, call->in[0]));
     return OK;
 }
 
@@ -359,5 +381,23 @@ extern "C" status cuda_lamb_apply(struct cuda *cuda, const struct op_call *call)
 extern "C" status cuda_step_advance(struct cuda *cuda, const struct op_call *call) {
     LAUNCH(step_advance_kernel, dim3(1), dim3(1), 0, cuda_stream(cuda), (const double *)call->in[0].data,
            (int64_t *)call->out[0].data);
+    return OK;
+}
+
+extern "C" status cuda_scale_loss(struct cuda *cuda, const struct op_call *call) {
+    LAUNCH(scale_loss_kernel, dim3(1), dim3(1), 0, cuda_stream(cuda), (const float *)call->in[0].data,
+           (const double *)call->in[1].data, (float *)call->out[0].data);
+    return OK;
+}
+
+extern "C" status cuda_unscale_norm(struct cuda *cuda, const struct op_call *call) {
+    LAUNCH(unscale_norm_kernel, dim3(1), dim3(1), 0, cuda_stream(cuda), (const double *)call->in[0].data,
+           (const double *)call->in[1].data, (double *)call->out[0].data);
+    return OK;
+}
+
+extern "C" status cuda_loss_scale_advance(struct cuda *cuda, const struct op_call *call) {
+    LAUNCH(loss_scale_advance_kernel, dim3(1), dim3(1), 0, cuda_stream(cuda), (const double *)call->in[0].data,
+           (double)call->attr->growth_interval, (double *)call->out[0].data);
     return OK;
 }

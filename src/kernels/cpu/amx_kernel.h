@@ -1,0 +1,80 @@
+/* The kernel of bf16 operands with AMX, or with a stand-in for its tiles: amx_kernels.c includes this for each, with
+ *   NAME(x)                           x with the name of the instruction set
+ *   TILE_CONFIGURE(config), TILE_RELEASE(), TILE_ZERO(t), TILE_LOAD(t, from, stride), TILE_STORE(t, to, stride),
+ *   TILE_MULTIPLY(c, a, b)            the instructions; t, c, a and b are numbers of tiles, strides are bytes
+ * Tiles are 16 rows of 64 bytes: 0 to 3 are c, 4 and 5 a, 6 and 7 b. */
+
+static void NAME(begin)(void) {
+    struct tile_config config = {.palette = 1};
+    for (int t = 0; t < 8; t++) {
+        config.row_bytes[t] = TILE_LINES * sizeof(float);
+        config.rows[t] = TILE_LINES;
+    }
+    TILE_CONFIGURE(&config);
+}
+
+static void NAME(end)(void) { TILE_RELEASE(); }
+
+static void NAME(multiply)(int64_t depth, const void *a_sliver, const void *b_panel, float *c, int64_t stride_c,
+                           bool add, const char *next) {
+    const char *a = a_sliver, *b = b_panel;
+    const int64_t stride = stride_c * (int64_t)sizeof *c;
+    float *low = c + TILE_LINES * stride_c;
+    if (add) {
+        TILE_LOAD(0, c, stride);
+        TILE_LOAD(1, c + TILE_LINES, stride);
+        TILE_LOAD(2, low, stride);
+        TILE_LOAD(3, low + TILE_LINES, stride);
+    } else {
+        TILE_ZERO(0);
+        TILE_ZERO(1);
+        TILE_ZERO(2);
+        TILE_ZERO(3);
+    }
+    for (int64_t k = 0; k < depth; k += STEP, a += TILE_BYTES, b += TILE_BYTES) {
+        TILE_LOAD(6, b, STEP * sizeof(bf16));
+        TILE_LOAD(4, a, STEP * sizeof(bf16));
+        TILE_MULTIPLY(0, 4, 6);
+        TILE_LOAD(7, b + LINE_OF_TILES, STEP * sizeof(bf16));
+        TILE_MULTIPLY(1, 4, 7);
+        for (int line = 0; line < FETCH; line++, next += 64)
+            __builtin_prefetch(next, 0, 2);
+        TILE_LOAD(5, a + LINE_OF_TILES, STEP * sizeof(bf16));
+        TILE_MULTIPLY(2, 5, 6);
+        TILE_MULTIPLY(3, 5, 7);
+    }
+    TILE_STORE(0, c, stride);
+    TILE_STORE(1, c + TILE_LINES, stride);
+    TILE_STORE(2, low, stride);
+    TILE_STORE(3, low + TILE_LINES, stride);
+}
+
+static void NAME(pack_a)(const struct matrix *a, const struct piece *piece, void *block, float *sums) {
+    pack_rows(a, piece, block);
+    if (sums)
+        sum_rows(block, piece, sums);
+}
+
+static void NAME(pack_b)(const struct matrix *b, const struct piece *piece, void *panels) {
+    pack_pairs(b, piece, panels);
+}
+
+const struct kernel NAME(kernel) = {.rows = 2 * TILE_LINES,
+                                    .columns = 2 * TILE_LINES,
+                                    .depth = DEPTH,
+                                    .block_rows = BLOCK_ROWS,
+                                    .a_block = BLOCK_ROWS / TILE_LINES * LINE_OF_TILES,
+                                    .b_panel = 2 * LINE_OF_TILES,
+                                    .fetched = DEPTH / STEP * FETCH * 64,
+                                    .pack_a = NAME(pack_a),
+                                    .pack_b = NAME(pack_b),
+                                    .multiply = NAME(multiply),
+                                    .begin = NAME(begin),
+                                    .end = NAME(end)};
+#undef NAME
+#undef TILE_CONFIGURE
+#undef TILE_RELEASE
+#undef TILE_ZERO
+#undef TILE_LOAD
+#undef TILE_STORE
+#undef TILE_MULTIPLY
