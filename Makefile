@@ -158,10 +158,10 @@ $(BUILD)/obj/%.cu.o: src/%.cu $(BUILD)/flags.stamp
 $(BUILD)/obj/cudaemu/%.o: tests/cudaemu/%.cpp $(BUILD)/flags.stamp
 	@mkdir -p $(@D)
 	$(COMPILE_EMU) -O2 -MMD -MP -c $< -o $@
-# its own test, whose kernels are compiled as all kernels are
-$(BUILD)/tests/cudaemu/test_emulator: tests/cudaemu/test_emulator.cpp $(EMU_OBJECTS)
+# its own tests, whose kernels are compiled as all kernels are
+$(BUILD)/tests/cudaemu/test_%: tests/cudaemu/test_%.cpp $(EMU_OBJECTS) $(BUILD)/flags.stamp
 	@mkdir -p $(@D)
-	$(COMPILE_EMU) $(RACE_FLAGS) -MMD -MP -c $< -o $@.o
+	$(COMPILE_EMU) $(RACE_FLAGS) -MMD -MP -MT $@ -c $< -o $@.o
 	$(CXX) $(SANITIZE_FLAGS) -o $@ $@.o $(EMU_OBJECTS)
 endif
 
@@ -197,21 +197,21 @@ format-check:
 	else echo "format: skipped: clang-format is $${found:-not there}, other versions than $(FORMAT_VERSION) format otherwise"; fi
 
 # the emulator finds planted faults, and nothing in their twins: as it is, with the race checker, with sanitizers
-EMU_TEST = tests/cudaemu/test_emulator
-EMU_TESTS = build/emu/$(EMU_TEST) build/emurace/$(EMU_TEST) build/emu-sanitize/$(EMU_TEST)
+EMU_TESTS = tests/cudaemu/test_emulator tests/cudaemu/test_streams
 check-emulator: cuda-headers
-	@$(MAKE) -s EMU=1 build/emu/$(EMU_TEST)
-	@$(MAKE) -s EMU=race build/emurace/$(EMU_TEST)
-	@$(MAKE) -s EMU=1 SANITIZE=1 build/emu-sanitize/$(EMU_TEST)
-	@sh scripts/run_tests.sh $(EMU_TESTS)
+	@$(MAKE) -s EMU=1 $(EMU_TESTS:%=build/emu/%)
+	@$(MAKE) -s EMU=race $(EMU_TESTS:%=build/emurace/%)
+	@$(MAKE) -s EMU=1 SANITIZE=1 $(EMU_TESTS:%=build/emu-sanitize/%)
+	@sh scripts/run_tests.sh $(foreach build,emu emurace emu-sanitize,$(EMU_TESTS:%=build/$(build)/%))
 
 # the CUDA backend without a GPU: the emulator itself, the operator table and the optimizers in it and under its race checker,
 # and steps of training beside the CPU backend
 EMU_KERNEL_TESTS = tests/kernels/test_optable tests/optim/test_optim
 check-emu: all check-emulator
-	@$(MAKE) -s EMU=1 all $(EMU_KERNEL_TESTS:%=build/emu/%)
+	@$(MAKE) -s EMU=1 all $(EMU_KERNEL_TESTS:%=build/emu/%) build/emu/tests/train/test_recording
 	@$(MAKE) -s EMU=race $(EMU_KERNEL_TESTS:%=build/emurace/%)
-	@BERTH_TEST_DEVICE=cuda sh scripts/run_tests.sh $(EMU_KERNEL_TESTS:%=build/emu/%) $(EMU_KERNEL_TESTS:%=build/emurace/%)
+	@BERTH_TEST_DEVICE=cuda sh scripts/run_tests.sh $(EMU_KERNEL_TESTS:%=build/emu/%) build/emu/tests/train/test_recording \
+	    $(EMU_KERNEL_TESTS:%=build/emurace/%)
 	@python3 tests/cudaemu/train_check.py $(PROGRAM) build/berth-emu
 
 # a table of what ptxas made of the kernels, docs/results/kernels.md; fails where registers are spilled or the page is of others
@@ -276,5 +276,5 @@ build/peer/ready:
 
 .SECONDARY:
 .PHONY: all emu cuda-headers check-emulator check-emu tests print-tests check check-layers format-check nvcc-check install uninstall features clean help bench-data bench-gemm bench-cpu
--include $(CUDA_SOURCES:src/%.cu=$(BUILD)/obj/%.cu.d) $(EMU_OBJECTS:.o=.d) $(BUILD)/tests/cudaemu/test_emulator.d
+-include $(CUDA_SOURCES:src/%.cu=$(BUILD)/obj/%.cu.d) $(EMU_OBJECTS:.o=.d) $(wildcard $(BUILD)/tests/cudaemu/*.d)
 -include $(SOURCES:src/%.c=$(BUILD)/obj/%.d) $(BUILD)/obj/main.d $(TESTS:%=%.d)

@@ -193,8 +193,6 @@ last_message() { grep '^berth: ' "$OUT/$part.log" | tail -n 1; }
 # the value of a key in each line of a metrics.jsonl
 metric() { sed -n "s/.*\"$2\": \([^,}]*\).*/\1/p" "$1"; }
 
-median() { sort -g | awk '{ v[NR] = $1 } END { if (NR) print NR % 2 ? v[(NR + 1) / 2] : (v[NR / 2] + v[NR / 2 + 1]) / 2 }'; }
-
 # made_text FOLDER WORDS DOCUMENTS SENTENCES: text and its vocabulary, made without a download. Neighbours in the lexicon are neighbours in
 # sentences, so that there is something to learn; with a large lexicon it is as good as random numbers.
 made_text() {
@@ -251,7 +249,7 @@ part_build() {
 # the tests that run on the device named by BERTH_TEST_DEVICE
 test_programs() {
     if [ "$EMU" = 0 ]; then
-        echo "$BUILD/tests/kernels/test_optable $BUILD/tests/optim/test_optim $BUILD/tests/train/test_network $BUILD/tests/reference/test_reference"
+        echo "$BUILD/tests/kernels/test_optable $BUILD/tests/optim/test_optim $BUILD/tests/train/test_network $BUILD/tests/train/test_recording $BUILD/tests/reference/test_reference"
     else
         echo "$TABLE"
     fi
@@ -419,19 +417,19 @@ large 512 32
 END
 }
 
-# steps of a case, and how many of them warm up
-BENCH_STEPS=30
+# steps of a case that count, and how many before them warm up
+BENCH_STEPS=20
 BENCH_WARM_UP=10
 
 part_bench() {
     no_emulator
     need_device
     work=$OUT/parts/bench
-    [ -f "$work/512/done" ] || make_random_shards || failed "berth shard"
-    row "This berth has no \`berth bench\`: measured by \`berth train\` on shards of random words (vocabulary 30522), $BENCH_STEPS steps, median of those after the first $BENCH_WARM_UP."
+    mkdir -p "$work"
+    row "\`berth bench\`: steps of one micro-batch of random tokens, vocabulary 30522, median of $BENCH_STEPS steps after $BENCH_WARM_UP; graphs: device.cuda_graphs."
     row ""
-    row "| case | micro-batch | sequences/s | tokens/s | MFU |"
-    row "|---|---|---|---|---|"
+    row "| case | micro-batch | sequences/s | tokens/s | MFU | GB planned | sequences/s without graphs |"
+    row "|---|---|---|---|---|---|---|"
     : >"$OUT/parts/bench.tsv"
     bad=
     bench_table >"$work/cases"
@@ -441,39 +439,31 @@ part_bench() {
     [ -z "$bad" ] || failed "$bad"
 }
 
-# 30,516 words and 6 entries more are BERT's 30,522; one text serves both lengths
-make_random_shards() {
-    made_text "$work" 30516 64 3000
-    make_shards "$work" 128 19 && make_shards "$work" 512 77 && touch "$work/512/done"
-}
-
 bench_case() { # SIZE LENGTH BATCH: a batch that does not fit is halved
     name=$1-$2-bf16 batch=$3
-    until train_case "$1" "$2" "$batch"; do
+    until bench_steps "$1" "$2" "$batch" auto; do
         batch=$((batch / 2))
         if [ "$batch" -lt "$(($3 / 8))" ] || [ "$batch" = 0 ]; then
-            row "| $name | | failed | | |"
+            row "| $name | | failed | | | | |"
             bad="${bad:+$bad; }$name: $(last_message)"
             return
         fi
         echo "--- $name: again with micro-batches of $batch"
     done
-    lines=$work/run/metrics.jsonl
-    set -- "$(after_warm_up sequences_per_s)" "$(after_warm_up tokens_per_s)" "$(after_warm_up mfu)"
-    printf '%s\t%s\t%s\n' "$name" "$batch" "$1" >>"$OUT/parts/bench.tsv"
-    row "| $name | $batch | $1 | $2 | ${3:-not known} |"
-    number "$name" "{\"micro_batch\": $batch, \"sequences_per_s\": $1, \"tokens_per_s\": $2, \"mfu\": ${3:-null}}"
+    lines=$work/bench.json
+    cat "$lines"
+    set -- "$1" "$2" "$(metric "$lines" sequences_per_s)" "$(metric "$lines" tokens_per_s)" "$(metric "$lines" mfu)" "$(metric "$lines" memory_bytes)"
+    bench_steps "$1" "$2" "$batch" off && eager=$(metric "$lines" sequences_per_s) || eager=null
+    printf '%s\t%s\t%s\n' "$name" "$batch" "$3" >>"$OUT/parts/bench.tsv"
+    row "| $name | $batch | $3 | $4 | $5 | $(echo "$6" | awk '{ printf "%.2f", 1e-9 * $1 }') | $eager |"
+    number "$name" "{\"micro_batch\": $batch, \"sequences_per_s\": $3, \"tokens_per_s\": $4, \"mfu\": $5, \"memory_bytes\": $6, \"sequences_per_s_without_graphs\": $eager}"
 }
 
-after_warm_up() { metric "$lines" "$1" | tail -n +$((BENCH_WARM_UP + 1)) | median; }
-
-train_case() { # SIZE LENGTH BATCH
-    rm -rf "$work/run"
-    printf '[model]\npreset = %s\n' "$1" >"$work/bench.ini"
-    echo "--- $1, length $2, micro-batches of $3"
-    "$BERTH" train "$work/bench.ini" "model.vocab=$work/vocab.txt" "data.train=$work/$2/train" "data.seq_len=$2" "train.steps=$BENCH_STEPS" \
-        "train.global_batch=$3" "train.micro_batch=$3" train.precision=bf16 optim.name=adamw checkpoint.every=0 device.type=cuda \
-        "checkpoint.dir=$work/run"
+bench_steps() { # SIZE LENGTH BATCH GRAPHS: one JSON object into bench.json
+    printf '[model]\npreset = %s\nvocab_size = 30522\n' "$1" >"$work/bench.ini"
+    echo "--- $1, length $2, micro-batches of $3, device.cuda_graphs=$4"
+    "$BERTH" bench "$work/bench.ini" train.precision=bf16 optim.name=adamw device.type=cuda "device.cuda_graphs=$4" \
+        --seq-len "$2" --batch "$3" --steps "$BENCH_STEPS" --warm-up "$BENCH_WARM_UP" --json >"$work/bench.json"
 }
 
 # --- the peer ---

@@ -23,6 +23,7 @@ static const struct command {
     {"eval", cmd_eval, "evaluate a model on held-out shards"},
     {"inspect", cmd_inspect, "show what is in a shard or a checkpoint"},
     {"analyze", cmd_analyze, "show what a training step moves and computes"},
+    {"bench", cmd_bench, "time training steps on random tokens"},
     {"config", cmd_config, "list all settings, or the effective ones of a file"},
 };
 enum { COMMAND_COUNT = sizeof commands / sizeof *commands };

@@ -18,7 +18,7 @@ static inline bool test_on_cuda(void) {
 static inline status test_backend_new(struct backend **out) {
 #ifdef BERTH_CUDA
     if (test_on_cuda())
-        return cuda_backend_new(out, 0, false);
+        return cuda_backend_new(out, &(struct cuda_options){.recording = RECORD_SAME});
 #endif
     return test_on_cuda() ? failed("this build has no CUDA backend") : cpu_backend_new(out, 0);
 }

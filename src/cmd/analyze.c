@@ -25,7 +25,7 @@ static const char usage[] =
 enum { BERT_VOCABULARY = 30522 }; /* entries of the published uncased one */
 
 struct request {
-    int64_t batch, seq_len, max_predictions;
+    struct requested_shape shape;
     double memory; /* GB */
     const char *level, *dot, *svg;
     bool json, measure;
@@ -146,7 +146,7 @@ static status choose_length(struct analysis *analysis, const struct settings *se
     if (!*length)
         *length = analysis->model.max_position_embeddings;
     if (*length > analysis->model.max_position_embeddings)
-        return bad_input("analyze: --seq-len is %lld, but model.max_position_embeddings = %lld", (long long)*length,
+        return bad_input("--seq-len is %lld, but model.max_position_embeddings = %lld", (long long)*length,
                          (long long)analysis->model.max_position_embeddings);
     return OK;
 }
@@ -155,7 +155,7 @@ static status choose_length(struct analysis *analysis, const struct settings *se
 static status choose_masks(struct analysis *analysis, int64_t option) {
     int64_t length = analysis->shape.seq_len, usual = llround(0.15 * (double)length);
     if (option > length)
-        return bad_input("analyze: --max-predictions is %lld, but a sequence has %lld tokens", (long long)option,
+        return bad_input("--max-predictions is %lld, but a sequence has %lld tokens", (long long)option,
                          (long long)length);
     analysis->shape.max_predictions = option ? option : usual > 1 ? usual : 1;
     return OK;
@@ -182,7 +182,8 @@ static status choose_level(const char *name, enum fusion *level) {
     return bad_input("analyze: --level is \"%s\", expected none, paper or full", name);
 }
 
-static status describe_run(struct analysis *analysis, const struct settings *settings, const struct request *request) {
+status analysis_describe(struct analysis *analysis, const struct settings *settings,
+                         const struct requested_shape *requested) {
     struct model_setup setup;
     TRY(setup_model(settings, &setup));
     analysis->model = setup.config;
@@ -191,13 +192,11 @@ static status describe_run(struct analysis *analysis, const struct settings *set
     analysis->vocab_assumed = !analysis->model.vocab_size;
     if (analysis->vocab_assumed)
         analysis->model.vocab_size = BERT_VOCABULARY;
-    TRY(choose_length(analysis, settings, request->seq_len));
-    TRY(choose_masks(analysis, request->max_predictions));
-    choose_batch(analysis, settings, request->batch);
-    TRY(choose_level(request->level, &analysis->shown));
+    TRY(choose_length(analysis, settings, requested->seq_len));
+    TRY(choose_masks(analysis, requested->max_predictions));
+    choose_batch(analysis, settings, requested->batch);
     analysis->steps = settings->train.steps;
     analysis->seed = (uint64_t)settings->train.seed;
-    analysis->memory = request->memory * 1e9;
     analysis->unit =
         2.0 * (double)(analysis->shape.sequences * analysis->shape.seq_len) * (double)analysis->model.hidden_size;
     return OK;
@@ -215,7 +214,9 @@ static status fill(struct analysis *analysis, const struct request *request, str
 
 static status analyze(struct analysis *analysis, const struct settings *settings, const struct request *request) {
     struct backend *backend;
-    TRY(describe_run(analysis, settings, request));
+    TRY(analysis_describe(analysis, settings, &request->shape));
+    TRY(choose_level(request->level, &analysis->shown));
+    analysis->memory = request->memory * 1e9;
     TRY(device_open(settings, &backend));
     ask_device(analysis, settings, backend);
     status code = fill(analysis, request, backend);
@@ -227,30 +228,14 @@ static status analyze(struct analysis *analysis, const struct settings *settings
     return code;
 }
 
-static bool is_override(const char *argument) {
-    const char *dot = strchr(argument, '.'), *equals = strchr(argument, '=');
-    return *argument != '-' && dot && equals && dot < equals;
-}
-
-/* section.key=value may stand between the options too: these words move, in their order, to behind the file. */
-static void gather_overrides(int argc, char **argv) {
-    int place = 2;
-    for (int i = place; i < argc; i++) {
-        char *word = argv[i];
-        if (!is_override(word))
-            continue;
-        memmove(&argv[place + 1], &argv[place], (size_t)(i - place) * sizeof *argv);
-        argv[place++] = word;
-    }
-}
-
 status cmd_analyze(int argc, char **argv) {
     struct request request = {.level = "full"};
     const struct option options[] = {
-        {"--batch", OPTION_INT, &request.batch, "B", "sequences of a micro-batch; 0: train.micro_batch", 0, 1 << 20, 0},
-        {"--seq-len", OPTION_INT, &request.seq_len, "S", "their length; 0: that of settings, shards or model", 0, 65536,
-         0},
-        {"--max-predictions", OPTION_INT, &request.max_predictions, "P", "masked tokens of each; 0: 15 in 100", 0,
+        {"--batch", OPTION_INT, &request.shape.batch, "B", "sequences of a micro-batch; 0: train.micro_batch", 0,
+         1 << 20, 0},
+        {"--seq-len", OPTION_INT, &request.shape.seq_len, "S", "their length; 0: that of settings, shards or model", 0,
+         65536, 0},
+        {"--max-predictions", OPTION_INT, &request.shape.max_predictions, "P", "masked tokens of each; 0: 15 in 100", 0,
          65536, 0},
         {"--level", OPTION_STRING, &request.level, "LEVEL", "fusion level of the tables: none, paper or full", 0, 0, 0},
         {"--memory", OPTION_DOUBLE, &request.memory, "GB", "find the largest micro-batch that fits; 0: do not", 0, 1e9,
@@ -265,7 +250,7 @@ status cmd_analyze(int argc, char **argv) {
     struct option_list words;
     struct settings settings;
     int help;
-    gather_overrides(argc, argv);
+    options_gather_overrides(argc, argv);
     TRY(options_parse(argc, argv, usage, options, sizeof options / sizeof *options, &words, &help));
     if (help)
         return OK;

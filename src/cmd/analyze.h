@@ -45,6 +45,15 @@ struct analysis {
     struct account measured; /* one micro-batch and the update at level `shown`, with seconds; no rows: not asked */
 };
 
+/* By options; 0: as the settings say. */
+struct requested_shape {
+    int64_t batch, seq_len, max_predictions;
+};
+
+/* Model, micro-batch, optimizer and form of the run. BAD_INPUT for a shape that the model cannot take. */
+status analysis_describe(struct analysis *analysis, const struct settings *settings,
+                         const struct requested_shape *requested);
+
 static inline double row_bytes(const struct account_row *row) { return row->bytes_in + row->bytes_out; }
 
 /* The least seconds that one row (or a sum over operators: one at a time) can take on the device; 0 where unknown. */

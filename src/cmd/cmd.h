@@ -12,6 +12,7 @@ status cmd_shard(int argc, char **argv);
 status cmd_tokenize(int argc, char **argv);
 status cmd_inspect(int argc, char **argv);
 status cmd_analyze(int argc, char **argv);
+status cmd_bench(int argc, char **argv);
 status cmd_config(int argc, char **argv);
 
 /* Command-line options of the tools that take no INI file. One table describes an option, its help and where its value
@@ -44,5 +45,9 @@ struct option {
  * the table with defaults, and sets *help. */
 status options_parse(int argc, char **argv, const char *usage, const struct option *options, int option_count,
                      struct option_list *positional, int *help);
+
+/* Of a command whose first word is a file: section.key=value may stand between its options too, these words move, in
+ * their order, to behind the file. */
+void options_gather_overrides(int argc, char **argv);
 
 #endif

@@ -149,3 +149,19 @@ status options_parse(int argc, char **argv, const char *usage, const struct opti
     free(given);
     return code;
 }
+
+static bool is_override(const char *argument) {
+    const char *dot = strchr(argument, '.'), *equals = strchr(argument, '=');
+    return *argument != '-' && dot && equals && dot < equals;
+}
+
+void options_gather_overrides(int argc, char **argv) {
+    int place = 2;
+    for (int i = place; i < argc; i++) {
+        char *word = argv[i];
+        if (!is_override(word))
+            continue;
+        memmove(&argv[place + 1], &argv[place], (size_t)(i - place) * sizeof *argv);
+        argv[place++] = word;
+    }
+}

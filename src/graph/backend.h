@@ -46,6 +46,15 @@ struct op_call {
 
 enum { BACKEND_MARKS = 3 };
 
+/* What the launches of a series of operators depend on, beside what device memory holds. Fields of 8 bytes: compared as
+ * bytes. */
+struct series {
+    struct {
+        int64_t owner, passes, first, evaluate, tokens, masked, sequences;
+    } rounded; /* two series that differ below only are the same operators on rows that round to the same */
+    int64_t tokens, masked, sequences, entries, longest;
+};
+
 struct backend {
     const char *name;                                                                          /* "cpu" */
     status (*memory_new)(struct backend *backend, void **out, size_t bytes, const char *what); /* zeroed */
@@ -65,6 +74,9 @@ struct backend {
     bool (*supports)(const struct backend *backend, enum op op, enum dtype compute);
     status (*run)(struct backend *backend, const struct op_call *call); /* may return before the work is done */
     status (*wait)(struct backend *backend);                            /* until it is */
+    /* Does what walk(ctx), which calls `run` for operator after operator, does: calls it, or launches again what an
+     * earlier walk of the same series launched. NULL: nothing is gained by that. */
+    status (*run_series)(struct backend *backend, const struct series *series, status (*walk)(void *ctx), void *ctx);
     /* Measured dense contraction rate in flop/s for a compute dtype, or 0 where unknown. Takes a fraction of a second
      * the first time it is asked. */
     double (*peak_flops)(struct backend *backend, enum dtype compute);

@@ -230,18 +230,55 @@ static status run_node(struct exec *exec, const struct node *node, bool first, b
     return exec->backend->run(exec->backend, &call);
 }
 
-status exec_run(struct exec *exec, int passes, bool first, bool evaluate) {
+struct walk {
+    struct exec *exec;
+    int passes;
+    bool first, evaluate;
+};
+
+static status run_nodes(void *ctx) {
+    const struct walk *walk = ctx;
+    struct exec *exec = walk->exec;
     for (int n = 0; n < exec->graph->node_count; n++) {
-        if (!(exec->graph->nodes[n].pass & passes))
+        if (!(exec->graph->nodes[n].pass & walk->passes))
             continue;
         double began = exec->seconds ? clock_seconds() : 0;
-        TRY(run_node(exec, &exec->graph->nodes[n], first, evaluate));
+        TRY(run_node(exec, &exec->graph->nodes[n], walk->first, walk->evaluate));
         if (exec->seconds) {
             TRY(exec->backend->wait(exec->backend));
             exec->seconds[n] += clock_seconds() - began;
         }
     }
     return OK;
+}
+
+/* The update has no ragged operand, so that it is the same series whatever the micro-batch. */
+static struct series series_of(const struct walk *walk) {
+    const struct exec *exec = walk->exec;
+    const struct sizes *sizes = &exec->sizes;
+    struct series series = {.rounded = {.owner = (int64_t)(intptr_t)exec,
+                                        .passes = walk->passes,
+                                        .first = walk->first,
+                                        .evaluate = walk->evaluate}};
+    if (walk->passes == PASS_UPDATE)
+        return series;
+    series.rounded.tokens = sizes->padded[DIM_T];
+    series.rounded.masked = sizes->padded[DIM_M];
+    series.rounded.sequences = sizes->padded[DIM_B];
+    series.tokens = sizes->n[DIM_T];
+    series.masked = sizes->n[DIM_M];
+    series.sequences = sizes->n[DIM_B];
+    series.entries = sizes->n[DIM_E];
+    series.longest = exec->ragged.longest;
+    return series;
+}
+
+status exec_run(struct exec *exec, int passes, bool first, bool evaluate) {
+    struct walk walk = {.exec = exec, .passes = passes, .first = first, .evaluate = evaluate};
+    struct series series = series_of(&walk);
+    if (!exec->backend->run_series || exec->seconds)
+        return run_nodes(&walk);
+    return exec->backend->run_series(exec->backend, &series, run_nodes, &walk);
 }
 
 void exec_profile(struct exec *exec, double *seconds) { exec->seconds = seconds; }

@@ -17,7 +17,11 @@ static int cuda_devices(void) {
 
 static status open_cuda(const struct settings *settings, struct backend **backend) {
 #ifdef BERTH_CUDA
-    return cuda_backend_new(backend, 0, settings->train.precision == PRECISION_TF32);
+    static const enum recording recordings[] = {
+        [CUDA_GRAPHS_AUTO] = RECORD_SAME, [CUDA_GRAPHS_ON] = RECORD_ROUNDED, [CUDA_GRAPHS_OFF] = RECORD_NEVER};
+    const struct cuda_options options = {.tf32 = settings->train.precision == PRECISION_TF32,
+                                         .recording = recordings[settings->device.cuda_graphs]};
+    return cuda_backend_new(backend, &options);
 #else
     (void)settings, (void)backend;
     return bad_input(
@@ -32,6 +36,8 @@ status device_open(const struct settings *settings, struct backend **backend) {
         return bad_input(
             "train.precision = tf32: only CUDA devices have it, and the device is the processor; expected fp32, "
             "bf16 or fp16");
+    if (settings->device.cuda_graphs == CUDA_GRAPHS_ON)
+        return bad_input("device.cuda_graphs = on: the device is the processor; expected auto or off");
     return cpu_backend_new(backend, (int)settings->device.threads);
 }
 

@@ -31,7 +31,7 @@ def refused(*arguments, says, code=2):
 
 help_text = berth("--help").stdout
 commands = re.findall(r"^  ([a-z]+) ", help_text, re.M)
-assert {"vocab", "shard", "train", "eval", "inspect", "analyze", "config"} <= set(commands), commands
+assert {"vocab", "shard", "train", "eval", "inspect", "analyze", "bench", "config"} <= set(commands), commands
 for command in commands:
     text = berth(command, "--help").stdout
     assert "usage: berth " + command in text.lower(), f"berth {command} --help: {text!r}"
@@ -112,6 +112,17 @@ tiny = [os.path.join(os.path.dirname(__file__), "../../configs/bert-tiny.ini"), 
 report = json.loads(berth("analyze", *tiny, *rates, "--batch", "2", "--seq-len", "16", "--json", "--measure").stdout)
 assert report["measured"] and all(row["level"] == "full" for row in report["measured"])
 assert sum(row.get("seconds", 0) for row in report["measured"]) > 0
+# bench runs as many steps as it says, and its rates are of one time
+line = berth("bench", *tiny, rates[0], "--batch", "2", "--seq-len", "16", "--steps", "2").stdout
+assert re.search(r"^2 x 16 tokens, median of 2 steps: \d+\.\d+ sequences/s, \d+ tokens/s, MFU \d+\.\d % of 1\.0 Tflop/s, 0\.\d+ GB planned$", line, re.M), line
+report = json.loads(berth("bench", *tiny, rates[0], "--batch", "2", "--seq-len", "16", "--steps", "3", "--json").stdout)
+assert report["micro_batch"] == 2 and report["seq_len"] == 16 and report["steps"] == 3 and 0 < report["mfu"] < 1
+assert abs(report["sequences_per_s"] * report["step_seconds"] - 2) < 1e-9 and abs(report["tokens_per_s"] / report["sequences_per_s"] - 16) < 1e-9
+planned = json.loads(berth("analyze", *tiny, *rates, "--batch", "2", "--seq-len", "16", "--json").stdout)["levels"]["full"]["peak_memory_bytes"]
+assert abs(report["memory_bytes"] - planned) < 1e6, (report["memory_bytes"], planned)  # but for the table of learning rates
+refused("bench", says="no settings file given")
+refused("bench", *tiny, "--steps", "0", says="--steps is \"0\", expected a whole number from 1")
+refused("bench", *tiny, "--seq-len", "1024", says="--seq-len is 1024, but model.max_position_embeddings")
 refused("analyze", says="no settings file given")
 refused("analyze", large, "--level", "most", says='--level is "most", expected none, paper or full')
 refused("analyze", large, "--batch", "x", says='--batch is "x", expected a whole number')

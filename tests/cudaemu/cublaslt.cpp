@@ -6,6 +6,7 @@
 #include <stdlib.h>
 
 #include <algorithm>
+#include <array>
 #include <memory>
 
 #include "internal.h"
@@ -340,6 +341,17 @@ static void bias_gradients(const product &p, const void *a, const void *b, const
         sum_over(d, p.d->type, p.m, 1, p.n, p.d->leading, p);
 }
 
+/* All matrices of a batch, and the gradient of a bias. */
+static void run(const product &p, const void *a, const void *b, const void *c, void *d, float alpha, float beta) {
+    for (int64_t i = 0; i < p.d->batches; i++) {
+        auto matrix = [i](auto *base, const layout *l) {
+            return (decltype(base))((uintptr_t)base + i * l->stride * type_size(l->type));
+        };
+        multiply(p, matrix(a, p.a), matrix(b, p.b), matrix(c, p.c), matrix(d, p.d), alpha, beta);
+    }
+    bias_gradients(p, a, b, d);
+}
+
 template <typename T>
 static cublasStatus_t set(T *field, const void *value, size_t bytes) {
     if (!value || bytes != sizeof *field)
@@ -376,6 +388,8 @@ const char *cublasLtGetStatusName(cublasStatus_t status) {
             return "CUBLAS_STATUS_INVALID_VALUE";
         case CUBLAS_STATUS_NOT_SUPPORTED:
             return "CUBLAS_STATUS_NOT_SUPPORTED";
+        case CUBLAS_STATUS_EXECUTION_FAILED:
+            return "CUBLAS_STATUS_EXECUTION_FAILED";
         default:
             return "another status";
     }
@@ -521,14 +535,14 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t, cublasLtMatmulDesc_t how, const 
         status = check_memory(p, a, b, c, d, scale_c != 0, chosen.alignment);
     if (status != CUBLAS_STATUS_SUCCESS)
         return status;
-    for (int64_t i = 0; i < p.d->batches; i++) {
-        auto matrix = [i](auto *base, const layout *l) {
-            return (decltype(base))((uintptr_t)base + i * l->stride * type_size(l->type));
-        };
-        multiply(p, matrix(a, p.a), matrix(b, p.b), matrix(c, p.c), matrix(d, p.d), scale, scale_c);
-    }
-    bias_gradients(p, a, b, d);
-    return CUBLAS_STATUS_SUCCESS;
+    auto work = [p, how = *p.how, layouts = std::array<layout, 4>{*p.a, *p.b, *p.c, *p.d}, a, b, c, d, scale, scale_c] {
+        product own = p; /* the caller's descriptions may be gone */
+        own.how = &how;
+        own.a = &layouts[0], own.b = &layouts[1], own.c = &layouts[2], own.d = &layouts[3];
+        run(own, a, b, c, d, scale, scale_c);
+    };
+    return submit(stream, work_kind::PRODUCT, work) == cudaSuccess ? CUBLAS_STATUS_SUCCESS
+                                                                   : CUBLAS_STATUS_EXECUTION_FAILED;
 }
 
 }  // extern "C"

@@ -4,6 +4,7 @@
 
 #include <sys/mman.h>
 
+#include <cstddef>
 #include <mutex>
 
 #include "fiber.h"
@@ -540,29 +541,25 @@ static void initialize() {
     catch_faults();
 }
 
-void launch_grid(const char *kernel, const void *function, dim3 grid, dim3 threads, size_t shared_bytes,
-                 cudaStream_t stream, thread_function run, const void *body) {
+/* What is known when a kernel is launched, and its arguments. */
+struct launched {
+    const char *kernel;
+    dim3 grid, threads;
+    size_t shared_bytes;
+    thread_function run;
+    std::vector<std::max_align_t> body;
+};
+
+static void run_launch(const launched &l) {
     static std::mutex one_at_a_time;
-    static std::once_flag initialized;
     std::lock_guard<std::mutex> guard(one_at_a_time);
-    std::call_once(initialized, initialize);
-    running.kernel = kernel;
-    check_dimensions(grid, threads);
-    if (!stream_is_known(stream))
-        stop("", "launched on a stream that does not exist");
-    if (shared_bytes > shared_limit(function)) {
-        warn("%s: %zu bytes of dynamic shared memory, but %zu are allowed", kernel, shared_bytes,
-             shared_limit(function));
-        running.kernel = nullptr;
-        set_error(cudaErrorInvalidValue);
-        return;
-    }
-    grid_dimension = grid;
-    block_dimension = threads;
-    running.threads = threads.x * threads.y * threads.z;
-    thread_run = run;
-    thread_body = body;
-    place_shared(shared_bytes);
+    running.kernel = l.kernel;
+    grid_dimension = l.grid;
+    block_dimension = l.threads;
+    running.threads = l.threads.x * l.threads.y * l.threads.z;
+    thread_run = l.run;
+    thread_body = l.body.data();
+    place_shared(l.shared_bytes);
     schedule_launch();
     if (race)
         race->launch_begins();
@@ -571,6 +568,30 @@ void launch_grid(const char *kernel, const void *function, dim3 grid, dim3 threa
     if (race)
         race->launch_ends();
     running.kernel = nullptr;
+}
+
+static bool shared_memory_fits(const launched &l, const void *function) {
+    if (l.shared_bytes <= shared_limit(function))
+        return true;
+    warn("%s: %zu bytes of dynamic shared memory, but %zu are allowed", l.kernel, l.shared_bytes,
+         shared_limit(function));
+    return false;
+}
+
+void launch_grid(const char *kernel, const void *function, dim3 grid, dim3 threads, size_t shared_bytes,
+                 cudaStream_t stream, thread_function run, const void *body, size_t body_bytes) {
+    static std::once_flag initialized;
+    std::call_once(initialized, initialize);
+    launched made = {kernel, grid, threads, shared_bytes, run, {}};
+    running.kernel = kernel;
+    check_dimensions(grid, threads);
+    if (!stream_is_known(stream))
+        stop("", "launched on a stream that does not exist");
+    bool fits = shared_memory_fits(made, function);
+    running.kernel = nullptr;
+    made.body.resize((body_bytes + sizeof made.body[0] - 1) / sizeof made.body[0]);
+    memcpy(made.body.data(), body, body_bytes);
+    set_error(fits ? submit(stream, work_kind::KERNEL, [made] { run_launch(made); }) : cudaErrorInvalidValue);
 }
 
 }  // namespace emu

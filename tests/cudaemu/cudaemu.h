@@ -8,7 +8,9 @@
 #include <stdint.h>
 #include <string.h>
 
+#include <tuple>
 #include <type_traits>
+#include <utility>
 
 /* The race checker sees plain accesses by the compiler's instrumentation. What is an access of another kind (an atomic)
  * hides from that, and says itself what it does. */
@@ -26,15 +28,18 @@ namespace emu {
 
 using thread_function = void (*)(const void *body);
 void launch_grid(const char *kernel, const void *function, dim3 grid, dim3 block, size_t shared_bytes,
-                 cudaStream_t stream, thread_function run, const void *body);
+                 cudaStream_t stream, thread_function run, const void *body, size_t body_bytes);
 
-/* Runs `body`, which calls the kernel, for every thread of the grid, before it returns. `function` is the kernel's
- * address, by which cudaFuncSetAttribute knows it; where it is not given, attributes set for any kernel count. */
+/* Runs `body`, which calls the kernel, for every thread of the grid, when the stream comes to it. `function` is the
+ * kernel's address, by which cudaFuncSetAttribute knows it; where it is not given, attributes set for any kernel count.
+ */
 template <typename F>
 void launch(const char *kernel, const void *function, dim3 grid, dim3 block, size_t shared_bytes, cudaStream_t stream,
             const F &body) {
+    static_assert(std::is_trivially_copy_constructible<F>::value && std::is_trivially_destructible<F>::value,
+                  "arguments of a kernel are copied as bytes");
     thread_function run = [](const void *f) { (*static_cast<const F *>(f))(); };
-    launch_grid(kernel, function, grid, block, shared_bytes, stream, run, &body);
+    launch_grid(kernel, function, grid, block, shared_bytes, stream, run, &body, sizeof body);
 }
 
 template <typename F>
@@ -132,6 +137,13 @@ T shuffle_from(const char *what, unsigned mask, T value, int source, place where
 void cp_async(void *shared, const void *global, int bytes, int source_bytes);
 void cp_async_commit();
 void cp_async_wait(int groups_left);
+
+/* A call of a kernel with the arguments as they are now: it may run later. */
+template <typename... Parameters, typename... Arguments>
+auto call_of(void (*kernel)(Parameters...), Arguments &&...arguments) {
+    std::tuple<Parameters...> all(std::forward<Arguments>(arguments)...);
+    return [kernel, all] { std::apply(kernel, all); };
+}
 
 }  // namespace emu
 

@@ -2,6 +2,7 @@
 #ifndef BERTH_TESTS_CUDAEMU_INTERNAL_H
 #define BERTH_TESTS_CUDAEMU_INTERNAL_H
 
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -67,8 +68,8 @@ extern launch_state running;
 
 /* --- runtime.cpp --- */
 
-void set_error(cudaError_t error); /* what cudaGetLastError gives next */
-bool stream_is_known(cudaStream_t stream);
+void set_error(cudaError_t error);     /* what cudaGetLastError gives next */
+cudaError_t result(cudaError_t error); /* the same, and the error again */
 
 /* The most dynamic shared memory that a launch of a kernel may ask for. */
 size_t shared_limit(const void *function);
@@ -85,6 +86,22 @@ bool is_device_memory(const void *p, size_t bytes);
 
 /* The addresses that device memory can have. */
 extern uintptr_t device_begin, device_end;
+
+/* --- streams.cpp --- */
+
+enum class work_kind { KERNEL, COPY, FILL, PRODUCT, EVENT, GRAPH };
+
+bool stream_is_known(cudaStream_t stream);
+
+/* Work of a stream, after what it was given before; recorded instead while the stream captures. */
+cudaError_t submit(cudaStream_t stream, work_kind kind, std::function<void()> work);
+/* Until all work of a stream, or of all, is done. */
+cudaError_t finish(cudaStream_t stream);
+void finish_all();
+
+bool is_capturing(cudaStream_t stream);
+/* The error of a call that may not be made while a stream captures, and that makes the capture invalid; or success. */
+cudaError_t refuse_in_capture(const char *function);
 
 /* --- race.cpp: only linked where kernels are instrumented --- */
 

@@ -1,13 +1,12 @@
 /* Stand-ins of the CUDA runtime's functions that the backend calls: one device, whose memory is a reserved part of the
- * host's addresses, and streams on which everything is done when it is asked for. Another function does not link. */
+ * host's addresses. Streams, events and graphs are in streams.cpp. Another function does not link. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <sys/mman.h>
-#include <time.h>
 
 #include <map>
+#include <memory>
 #include <mutex>
-#include <set>
 
 #include "internal.h"
 
@@ -28,8 +27,7 @@ struct pages {
     size_t bytes;
 };
 static std::map<uintptr_t, pages> device_memory;
-static std::set<const void *> host_memory;
-static std::set<const void *> streams, events;
+static std::map<uintptr_t, size_t> host_memory; /* pinned: its bytes */
 static size_t device_used;
 static std::mutex mutex; /* of all the above */
 static thread_local cudaError_t last_error;
@@ -49,7 +47,7 @@ void set_error(cudaError_t error) {
         last_error = error;
 }
 
-static cudaError_t result(cudaError_t error) {
+cudaError_t result(cudaError_t error) {
     set_error(error);
     return error;
 }
@@ -180,53 +178,57 @@ static bool range_is_right(const char *what, const void *p, size_t bytes, bool o
     return false;
 }
 
-static cudaError_t copy(void *to, const void *from, size_t bytes, cudaMemcpyKind kind) {
+/* The kind without `default`; cudaSuccess if both sides are where they have to be. */
+static cudaError_t check_copy(void *to, const void *from, size_t bytes, cudaMemcpyKind *kind) {
     std::lock_guard<std::mutex> guard(mutex);
+    if (*kind == cudaMemcpyDefault)
+        *kind = in_device_addresses(to) ? in_device_addresses(from) ? cudaMemcpyDeviceToDevice : cudaMemcpyHostToDevice
+                : in_device_addresses(from) ? cudaMemcpyDeviceToHost
+                                            : cudaMemcpyHostToHost;
+    bool to_device = *kind == cudaMemcpyHostToDevice || *kind == cudaMemcpyDeviceToDevice;
+    bool from_device = *kind == cudaMemcpyDeviceToHost || *kind == cudaMemcpyDeviceToDevice;
+    return range_is_right("cudaMemcpy to", to, bytes, to_device) &&
+                   range_is_right("cudaMemcpy from", from, bytes, from_device)
+               ? cudaSuccess
+               : cudaErrorInvalidValue;
+}
+
+static bool is_pinned(const void *p, size_t bytes) {
+    std::lock_guard<std::mutex> guard(mutex);
+    auto next = host_memory.upper_bound((uintptr_t)p);
+    if (next == host_memory.begin())
+        return false;
+    --next;
+    return (uintptr_t)p + bytes <= next->first + next->second;
+}
+
+/* Host memory that is not pinned is read before the call returns, and written before it returns. */
+static cudaError_t copy(void *to, const void *from, size_t bytes, cudaMemcpyKind kind, cudaStream_t stream) {
     if (bytes == 0)
         return cudaSuccess;
-    bool to_device = kind == cudaMemcpyHostToDevice || kind == cudaMemcpyDeviceToDevice;
-    bool from_device = kind == cudaMemcpyDeviceToHost || kind == cudaMemcpyDeviceToDevice;
-    if (kind == cudaMemcpyDefault) {
-        to_device = in_device_addresses(to);
-        from_device = in_device_addresses(from);
+    cudaError_t error = check_copy(to, from, bytes, &kind);
+    if (error != cudaSuccess)
+        return error;
+    if (kind != cudaMemcpyDeviceToDevice && is_capturing(stream))
+        return refuse_in_capture("cudaMemcpyAsync from or to the host, which would see what is there at each launch");
+    if (kind == cudaMemcpyHostToDevice && !is_pinned(from, bytes)) {
+        std::shared_ptr<char> staged(new char[bytes], std::default_delete<char[]>());
+        memcpy(staged.get(), from, bytes);
+        return submit(stream, work_kind::COPY, [=] { memcpy(to, staged.get(), bytes); });
     }
-    if (!range_is_right("cudaMemcpy to", to, bytes, to_device) ||
-        !range_is_right("cudaMemcpy from", from, bytes, from_device))
-        return cudaErrorInvalidValue;
-    memmove(to, from, bytes);
-    return cudaSuccess;
+    error = submit(stream, work_kind::COPY, [=] { memmove(to, from, bytes); });
+    if (error == cudaSuccess && kind == cudaMemcpyDeviceToHost && !is_pinned(to, bytes))
+        error = finish(stream);
+    return error;
 }
 
-static cudaError_t fill(void *to, int value, size_t bytes) {
-    std::lock_guard<std::mutex> guard(mutex);
-    if (bytes > 0 && !range_is_right("cudaMemset", to, bytes, true))
-        return cudaErrorInvalidValue;
-    memset(to, value, bytes);
-    return cudaSuccess;
-}
-
-/* --- streams and events --- */
-
-struct event {
-    bool recorded;
-    double seconds;
-};
-
-static bool is_known(const std::set<const void *> &set, const void *handle) {
-    std::lock_guard<std::mutex> guard(mutex);
-    return set.count(handle) > 0;
-}
-
-bool stream_is_known(cudaStream_t stream) {
-    return !stream || stream == cudaStreamLegacy || stream == cudaStreamPerThread || is_known(streams, stream);
-}
-
-static cudaError_t stream_result(cudaStream_t stream) {
-    return result(stream_is_known(stream) ? cudaSuccess : cudaErrorInvalidResourceHandle);
-}
-
-static event *event_of(cudaEvent_t handle) {
-    return is_known(events, handle) ? reinterpret_cast<event *>(handle) : nullptr;
+static cudaError_t fill(void *to, int value, size_t bytes, cudaStream_t stream) {
+    {
+        std::lock_guard<std::mutex> guard(mutex);
+        if (bytes > 0 && !range_is_right("cudaMemset", to, bytes, true))
+            return cudaErrorInvalidValue;
+    }
+    return submit(stream, work_kind::FILL, [=] { memset(to, value, bytes); });
 }
 
 /* --- the device --- */
@@ -357,30 +359,38 @@ cudaError_t cudaMemGetInfo(size_t *unused, size_t *total) {
 }
 
 cudaError_t cudaMalloc(void **out, size_t bytes) {
+    cudaError_t error = refuse_in_capture("cudaMalloc");
     std::lock_guard<std::mutex> guard(mutex);
-    return result(allocate(out, bytes));
+    return result(error == cudaSuccess ? allocate(out, bytes) : error);
 }
 
+/* It waits for all work. */
 cudaError_t cudaFree(void *p) {
+    cudaError_t error = refuse_in_capture("cudaFree");
+    if (error != cudaSuccess)
+        return result(error);
+    finish_all();
     std::lock_guard<std::mutex> guard(mutex);
     return result(release(p));
 }
 
 cudaError_t cudaHostAlloc(void **out, size_t bytes, unsigned int) {
-    *out = aligned_alloc(PAGE, (bytes + PAGE - 1) / PAGE * PAGE);
+    cudaError_t error = refuse_in_capture("cudaHostAlloc");
+    *out = error == cudaSuccess ? aligned_alloc(PAGE, (bytes + PAGE - 1) / PAGE * PAGE) : nullptr;
     if (!*out)
-        return result(cudaErrorMemoryAllocation);
+        return result(error == cudaSuccess ? cudaErrorMemoryAllocation : error);
     memset(*out, POISON, bytes);
     std::lock_guard<std::mutex> guard(mutex);
-    host_memory.insert(*out);
+    host_memory[(uintptr_t)*out] = bytes;
     return cudaSuccess;
 }
 
 cudaError_t cudaMallocHost(void **out, size_t bytes) { return cudaHostAlloc(out, bytes, cudaHostAllocDefault); }
 
 cudaError_t cudaFreeHost(void *p) {
+    finish_all();
     std::lock_guard<std::mutex> guard(mutex);
-    if (p && host_memory.erase(p) == 0) {
+    if (p && host_memory.erase((uintptr_t)p) == 0) {
         warn("cudaFreeHost of %p, which cudaMallocHost did not give", p);
         return result(cudaErrorInvalidValue);
     }
@@ -389,80 +399,22 @@ cudaError_t cudaFreeHost(void *p) {
 }
 
 cudaError_t cudaMemcpy(void *to, const void *from, size_t bytes, cudaMemcpyKind kind) {
-    return result(copy(to, from, bytes, kind));
+    cudaError_t error = refuse_in_capture("cudaMemcpy");
+    return result(error == cudaSuccess ? copy(to, from, bytes, kind, nullptr) : error);
 }
 
 cudaError_t cudaMemcpyAsync(void *to, const void *from, size_t bytes, cudaMemcpyKind kind, cudaStream_t stream) {
-    return result(stream_is_known(stream) ? copy(to, from, bytes, kind) : cudaErrorInvalidResourceHandle);
+    return result(stream_is_known(stream) ? copy(to, from, bytes, kind, stream) : cudaErrorInvalidResourceHandle);
 }
 
-cudaError_t cudaMemset(void *to, int value, size_t bytes) { return result(fill(to, value, bytes)); }
+cudaError_t cudaMemset(void *to, int value, size_t bytes) {
+    cudaError_t error = refuse_in_capture("cudaMemset");
+    return result(error == cudaSuccess ? fill(to, value, bytes, nullptr) : error);
+}
 
 cudaError_t cudaMemsetAsync(void *to, int value, size_t bytes, cudaStream_t stream) {
-    return result(stream_is_known(stream) ? fill(to, value, bytes) : cudaErrorInvalidResourceHandle);
+    return result(stream_is_known(stream) ? fill(to, value, bytes, stream) : cudaErrorInvalidResourceHandle);
 }
-
-cudaError_t cudaStreamCreateWithFlags(cudaStream_t *out, unsigned int) {
-    std::lock_guard<std::mutex> guard(mutex);
-    *out = reinterpret_cast<cudaStream_t>(new char);
-    streams.insert(*out);
-    return cudaSuccess;
-}
-
-cudaError_t cudaStreamDestroy(cudaStream_t stream) {
-    std::lock_guard<std::mutex> guard(mutex);
-    if (streams.erase(stream) == 0)
-        return result(cudaErrorInvalidResourceHandle);
-    delete reinterpret_cast<char *>(stream);
-    return cudaSuccess;
-}
-
-cudaError_t cudaStreamSynchronize(cudaStream_t stream) { return stream_result(stream); }
-
-cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t handle, unsigned int) {
-    return event_of(handle) ? stream_result(stream) : result(cudaErrorInvalidResourceHandle);
-}
-
-cudaError_t cudaEventCreateWithFlags(cudaEvent_t *out, unsigned int) {
-    std::lock_guard<std::mutex> guard(mutex);
-    *out = reinterpret_cast<cudaEvent_t>(new event{false, 0});
-    events.insert(*out);
-    return cudaSuccess;
-}
-
-cudaError_t cudaEventRecord(cudaEvent_t handle, cudaStream_t stream) {
-    event *e = event_of(handle);
-    if (!e)
-        return result(cudaErrorInvalidResourceHandle);
-    struct timespec now;
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    *e = {true, (double)now.tv_sec + 1e-9 * (double)now.tv_nsec};
-    return stream_result(stream);
-}
-
-cudaError_t cudaEventSynchronize(cudaEvent_t handle) {
-    return result(event_of(handle) ? cudaSuccess : cudaErrorInvalidResourceHandle);
-}
-
-cudaError_t cudaEventElapsedTime(float *milliseconds, cudaEvent_t begin, cudaEvent_t end) {
-    const event *a = event_of(begin), *b = event_of(end);
-    if (!a || !b || !a->recorded || !b->recorded)
-        return result(cudaErrorInvalidResourceHandle);
-    *milliseconds = (float)(1e3 * (b->seconds - a->seconds));
-    return cudaSuccess;
-}
-
-cudaError_t cudaEventDestroy(cudaEvent_t handle) {
-    event *e = event_of(handle);
-    if (!e)
-        return result(cudaErrorInvalidResourceHandle);
-    std::lock_guard<std::mutex> guard(mutex);
-    events.erase(handle);
-    delete e;
-    return cudaSuccess;
-}
-
-cudaError_t cudaDeviceSynchronize(void) { return cudaSuccess; }
 
 cudaError_t cudaGetLastError(void) {
     cudaError_t error = last_error;
@@ -480,7 +432,16 @@ static const struct {
               {cudaErrorInvalidValue, "cudaErrorInvalidValue", "invalid argument"},
               {cudaErrorMemoryAllocation, "cudaErrorMemoryAllocation", "out of memory"},
               {cudaErrorInvalidDevice, "cudaErrorInvalidDevice", "invalid device ordinal"},
-              {cudaErrorInvalidResourceHandle, "cudaErrorInvalidResourceHandle", "invalid resource handle"}};
+              {cudaErrorInvalidResourceHandle, "cudaErrorInvalidResourceHandle", "invalid resource handle"},
+              {cudaErrorNotReady, "cudaErrorNotReady", "device not ready"},
+              {cudaErrorNotSupported, "cudaErrorNotSupported", "operation not supported"},
+              {cudaErrorIllegalState, "cudaErrorIllegalState", "the operation cannot be performed in this state"},
+              {cudaErrorStreamCaptureUnsupported, "cudaErrorStreamCaptureUnsupported",
+               "operation not permitted when stream is capturing"},
+              {cudaErrorStreamCaptureInvalidated, "cudaErrorStreamCaptureInvalidated",
+               "operation failed due to a previous error during capture"},
+              {cudaErrorGraphExecUpdateFailure, "cudaErrorGraphExecUpdateFailure",
+               "the graph update was not performed because it included changes which violated constraints"}};
 
 const char *cudaGetErrorString(cudaError_t error) {
     for (const auto &known : ERRORS)

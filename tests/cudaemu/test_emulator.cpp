@@ -1,41 +1,11 @@
-/* The emulator finds what it is said to find: each fault is planted in a kernel, and the same kernel without it runs
- * clean under every schedule. Every run is a process of its own, whose exit code and messages are looked at. */
+/* The emulator finds faults that are planted in kernels and in calls of the library. */
 #include <cublasLt.h>
 #include <cuda_bf16.h>
-#include <cuda_runtime.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <sys/wait.h>
-#include <unistd.h>
 
-#include <string>
-#include <vector>
-
-#include "cudaemu.h"
-
-#define LAUNCH(kernel, grid, block, shared_bytes, ...) \
-    emu::launch(#kernel, (const void *)(kernel), grid, block, shared_bytes, nullptr, [=] { (kernel)(__VA_ARGS__); })
+#include "planted.h"
 
 constexpr unsigned ALL = 0xFFFFFFFFu;
 constexpr int N = 256; /* threads of most blocks */
-
-/* --- device memory that a test writes and reads --- */
-
-template <typename T>
-struct device_array {
-    T *data;
-    size_t count;
-
-    explicit device_array(size_t n) : count(n) { cudaMalloc((void **)&data, n * sizeof(T)); }
-    explicit device_array(const std::vector<T> &from) : device_array(from.size()) {
-        cudaMemcpy(data, from.data(), count * sizeof(T), cudaMemcpyHostToDevice);
-    }
-    std::vector<T> host() const {
-        std::vector<T> to(count);
-        cudaMemcpy(to.data(), data, count * sizeof(T), cudaMemcpyDeviceToHost);
-        return to;
-    }
-};
 
 static std::vector<float> counted(size_t n) {
     std::vector<float> made(n);
@@ -499,27 +469,6 @@ static bool product_with_bias() { return multiplied(CUBLASLT_EPILOGUE_BIAS, 2, {
 static bool bias_gradient() { return multiplied(CUBLASLT_EPILOGUE_BGRADB, 2, {1, 1, 30}); }
 static bool shapes_do_not_fit() { return multiplied(CUBLASLT_EPILOGUE_DEFAULT, 1, {1}); }
 
-/* --- which build of the emulator this is --- */
-
-#if defined(__SANITIZE_THREAD__)
-enum { RACES_SEEN = 1, ADDRESSES_SEEN = 0 };
-#elif defined(__SANITIZE_ADDRESS__)
-enum { RACES_SEEN = 0, ADDRESSES_SEEN = 1 };
-#else
-enum { RACES_SEEN = 0, ADDRESSES_SEEN = 0 };
-#endif
-
-/* Exit codes: what the emulator ends with, the address sanitizer, and a test whose numbers are wrong. */
-enum { CLEAN = 0, ADDRESS = 1, FAULT = 96, RACE = 97, WRONG = 3 };
-enum { OUT_OF_BOUNDS = ADDRESSES_SEEN ? ADDRESS : FAULT };
-
-struct test {
-    const char *name;
-    bool (*run)();
-    int code;            /* as it ends; RACE is tested only where races are seen */
-    const char *message; /* part of what it says */
-};
-
 static const test TESTS[] = {
     {"sums through shared memory", sums_of_rows<NOTHING>, CLEAN, ""},
     {"a missing barrier after a write", sums_of_rows<AFTER_WRITE>, RACE,
@@ -579,64 +528,4 @@ static const test TESTS[] = {
      "the shapes of A, B, C and D do not fit together"},
 };
 
-/* --- running --- */
-
-/* A process of its own: its exit code, or 128 and the signal; `output` is what it says on stderr. */
-static int run_apart(bool (*run)(), std::string *output) {
-    int ends[2];
-    char buffer[4096];
-    int status = 0;
-    if (pipe(ends) != 0)
-        return -1;
-    fflush(stdout);
-    pid_t child = fork();
-    if (child == 0) {
-        dup2(ends[1], 2);
-        close(ends[0]);
-        _exit(run() ? CLEAN : WRONG);
-    }
-    close(ends[1]);
-    output->clear();
-    for (ssize_t got; (got = read(ends[0], buffer, sizeof buffer)) > 0;)
-        output->append(buffer, (size_t)got);
-    close(ends[0]);
-    waitpid(child, &status, 0);
-    return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
-}
-
-/* Under each schedule: faults must be found by all of them, too. */
-static bool passes(const test &t) {
-    const struct {
-        const char *order, *seed;
-    } schedules[] = {{"order", "1"}, {"shuffle", "1"}, {"shuffle", "2"}, {"warp", "1"}, {"warp", "2"}, {"", "1"}};
-    for (const auto &schedule : schedules) {
-        std::string output;
-        setenv("BERTH_EMU_SCHEDULE", schedule.order, 1);
-        setenv("BERTH_EMU_SEED", schedule.seed, 1);
-        int code = run_apart(t.run, &output);
-        if (code == t.code && output.find(t.message) != std::string::npos && (code != CLEAN || output.empty()))
-            continue;
-        printf("# schedule '%s', seed %s: exit code %d instead of %d, and it said:\n# %s\n", schedule.order,
-               schedule.seed, code, t.code, output.c_str());
-        return false;
-    }
-    return true;
-}
-
-/* Is it for a build of another kind to find? */
-static bool is_for_another_build(const test &t) {
-    return (t.code == RACE && !RACES_SEEN) || (t.code == ADDRESS && !ADDRESSES_SEEN);
-}
-
-int main() {
-    int number = 0, failed = 0;
-    for (const test &t : TESTS) {
-        if (is_for_another_build(t))
-            continue;
-        bool good = passes(t);
-        printf("%s %d - %s\n", good ? "ok" : "not ok", ++number, t.name);
-        failed += !good;
-    }
-    printf("1..%d\n", number);
-    return failed != 0;
-}
+int main() { return run_tests(TESTS); }

@@ -200,6 +200,9 @@ static int fastest(const struct lt *lt, const struct product *p, const struct de
 static status choose(struct lt *lt, const struct product *p, const struct descriptors *d, struct choice *choice) {
     cublasLtMatmulHeuristicResult_t found[PROPOSALS];
     int count;
+    if (cuda_records(lt->cuda))
+        return failed("a product of %lld x %lld x %lld is new, and cannot be timed while launches are recorded",
+                      (long long)p->m, (long long)p->n, (long long)p->k);
     TRY(propose(lt, p, d, found, &count));
     choice->supported = count > 0;
     if (count > 0)

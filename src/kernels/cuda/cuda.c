@@ -7,12 +7,10 @@
 #include "base/memory.h"
 #include "graph/blocks.h"
 #include "kernels/cuda/contraction.h"
+#include "kernels/cuda/copies.h"
 #include "kernels/cuda/cublaslt.h"
 #include "kernels/cuda/kernels.h"
-
-/* Copies to the device go through pinned memory, a segment after the other, so that they do not hold up the host: a
- * segment is used again when the copies out of it are done. */
-enum { SEGMENTS = 4, SEGMENT_BYTES = 4 << 20 };
+#include "kernels/cuda/recorder.h"
 
 struct constant {
     const void *host;
@@ -22,17 +20,15 @@ struct constant {
 
 struct cuda {
     struct backend backend;
-    int device;
+    struct cuda_options options;
     struct cudaDeviceProp properties;
     cudaStream_t stream;
+    struct copies *copies;
+    struct recorder *recorder;
     struct lt *lt;
     void *workspace, *converted;
     struct constant *constants;
     int constant_count, constant_capacity;
-    char *segments; /* pinned, [SEGMENTS][SEGMENT_BYTES] */
-    cudaEvent_t copied[SEGMENTS];
-    int segment;
-    size_t used; /* bytes of the current segment */
     cudaEvent_t marks[BACKEND_MARKS];
     double peak[DTYPE_COUNT]; /* flop/s, measured once */
     double bandwidth;         /* bytes/s, measured once */
@@ -58,8 +54,14 @@ int cuda_shared_limit(const struct cuda *cuda) { return (int)cuda->properties.sh
 void *cuda_workspace(struct cuda *cuda) { return cuda->workspace; }
 void *cuda_converted_memory(struct cuda *cuda) { return cuda->converted; }
 
+bool cuda_records(const struct cuda *cuda) { return recorder_records(cuda->recorder); }
+
 struct lt *cuda_lt(struct cuda *cuda) {
     return cuda->lt;
+}
+
+struct recorded cuda_recorded(const struct backend *backend) {
+    return recorder_counts(((const struct cuda *)backend)->recorder);
 }
 
 status cuda_check(cudaError_t error, const char *what) {
@@ -101,37 +103,12 @@ static status memory_on_device(struct backend *backend, void **out, size_t bytes
 }
 
 static void free_on_device(struct backend *backend, void *memory) {
-    (void)backend;
+    recorder_forget(((struct cuda *)backend)->recorder);
     cudaFree(memory);
 }
 
-/* Room in pinned memory for at most `bytes`; sets how many there are. */
-static status pinned(struct cuda *cuda, size_t bytes, char **to, size_t *count) {
-    enum { ALIGNMENT = 64 };
-    if (cuda->used == SEGMENT_BYTES) {
-        CUDA_TRY(cudaEventRecord(cuda->copied[cuda->segment], cuda->stream));
-        cuda->segment = (cuda->segment + 1) % SEGMENTS;
-        cuda->used = 0;
-        CUDA_TRY(cudaEventSynchronize(cuda->copied[cuda->segment]));
-    }
-    size_t left = SEGMENT_BYTES - cuda->used;
-    *count = bytes < left ? bytes : left;
-    *to = cuda->segments + (size_t)cuda->segment * SEGMENT_BYTES + cuda->used;
-    cuda->used += *count;
-    cuda->used =
-        cuda->used < SEGMENT_BYTES - ALIGNMENT ? (cuda->used + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT : SEGMENT_BYTES;
-    return OK;
-}
-
 static status upload(struct backend *backend, void *to, const void *from_host, size_t bytes) {
-    struct cuda *cuda = (struct cuda *)backend;
-    for (size_t at = 0, count; at < bytes; at += count) {
-        char *staged;
-        TRY(pinned(cuda, bytes - at, &staged, &count));
-        memcpy(staged, (const char *)from_host + at, count);
-        CUDA_TRY(cudaMemcpyAsync((char *)to + at, staged, count, cudaMemcpyHostToDevice, cuda->stream));
-    }
-    return OK;
+    return copies_upload(((struct cuda *)backend)->copies, to, from_host, bytes);
 }
 
 static status wait_for_work(struct backend *backend) {
@@ -189,6 +166,10 @@ static bool supports(const struct backend *backend, enum op op, enum dtype compu
 
 static status run(struct backend *backend, const struct op_call *call) {
     return kernels[call->op]((struct cuda *)backend, call);
+}
+
+static status run_series(struct backend *backend, const struct series *series, status (*walk)(void *ctx), void *ctx) {
+    return recorder_run(((struct cuda *)backend)->recorder, series, walk, ctx);
 }
 
 /* --- measured rates --- */
@@ -326,50 +307,46 @@ static void cuda_free(struct backend *backend) {
     struct cuda *cuda = (struct cuda *)backend;
     if (cuda->stream)
         cudaStreamSynchronize(cuda->stream);
+    recorder_free(cuda->recorder);
+    copies_free(cuda->copies);
     lt_free(cuda->lt);
     for (int i = 0; i < cuda->constant_count; i++)
         cudaFree(cuda->constants[i].device);
     free(cuda->constants);
     cudaFree(cuda->workspace);
     cudaFree(cuda->converted);
-    for (int i = 0; i < SEGMENTS; i++)
-        if (cuda->copied[i])
-            cudaEventDestroy(cuda->copied[i]);
     for (int i = 0; i < BACKEND_MARKS; i++)
         if (cuda->marks[i])
             cudaEventDestroy(cuda->marks[i]);
-    if (cuda->segments)
-        cudaFreeHost(cuda->segments);
     if (cuda->stream)
         cudaStreamDestroy(cuda->stream);
     free(cuda);
 }
 
-static status open_device(struct cuda *cuda, bool tf32) {
+static status open_device(struct cuda *cuda) {
     TRY(cublaslt_load());
     int count = cuda_device_count();
     if (count == 0)
         return bad_input(
             "device.type=cuda, but no CUDA device can be used: no NVIDIA driver, or no device is visible "
             "(CUDA_VISIBLE_DEVICES); device.type=cpu trains without one");
-    if (cuda->device >= count)
-        return bad_input("CUDA device %d was asked for, but there are only %d", cuda->device, count);
-    CUDA_TRY(cudaSetDevice(cuda->device));
-    CUDA_TRY(cudaGetDeviceProperties(&cuda->properties, cuda->device));
+    if (cuda->options.device >= count)
+        return bad_input("CUDA device %d was asked for, but there are only %d", cuda->options.device, count);
+    CUDA_TRY(cudaSetDevice(cuda->options.device));
+    CUDA_TRY(cudaGetDeviceProperties(&cuda->properties, cuda->options.device));
     CUDA_TRY(cudaStreamCreateWithFlags(&cuda->stream, cudaStreamNonBlocking));
-    for (int i = 0; i < SEGMENTS; i++)
-        CUDA_TRY(cudaEventCreateWithFlags(&cuda->copied[i], cudaEventDisableTiming));
+    cuda->recorder = recorder_new(cuda->options.recording, cuda->stream);
+    TRY(copies_new(&cuda->copies, cuda->stream));
     for (int i = 0; i < BACKEND_MARKS; i++)
         CUDA_TRY(cudaEventCreateWithFlags(&cuda->marks[i], cudaEventDefault));
-    CUDA_TRY(cudaMallocHost((void **)&cuda->segments, (size_t)SEGMENTS * SEGMENT_BYTES));
     TRY(memory_on_device(&cuda->backend, &cuda->workspace, CUDA_WORKSPACE_BYTES, "workspace"));
     TRY(memory_on_device(&cuda->backend, &cuda->converted, (size_t)CUDA_CONVERTED_MOST * 2, "biases"));
-    return lt_new(&cuda->lt, cuda, tf32);
+    return lt_new(&cuda->lt, cuda, cuda->options.tf32);
 }
 
-status cuda_backend_new(struct backend **out, int device, bool tf32) {
+status cuda_backend_new(struct backend **out, const struct cuda_options *options) {
     struct cuda *cuda = xcalloc(1, sizeof *cuda);
-    cuda->device = device;
+    cuda->options = *options;
     cuda->backend = (struct backend){.name = "cuda",
                                      .memory_new = memory_on_device,
                                      .memory_free = free_on_device,
@@ -384,12 +361,13 @@ status cuda_backend_new(struct backend **out, int device, bool tf32) {
                                      .supports = supports,
                                      .run = run,
                                      .wait = wait_for_work,
+                                     .run_series = run_series,
                                      .peak_flops = peak_flops,
                                      .bandwidth = bandwidth,
                                      .memory_left = memory_left,
                                      .describe = describe,
                                      .free = cuda_free};
-    status code = open_device(cuda, tf32);
+    status code = open_device(cuda);
     if (code != OK) {
         cuda_free(&cuda->backend);
         return code;

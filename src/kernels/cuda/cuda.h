@@ -11,8 +11,26 @@ int cuda_device_count(void);
 /* "NVIDIA H100 80GB HBM3, sm_90, 80 GB" of a device; false if there is none of that number. */
 bool cuda_device_describe(int device, char *line, size_t size);
 
-/* Free with backend->free. BAD_INPUT where the driver, or a device of that number, is not there. `tf32`: products of
- * floats may round their inputs to 10 bits of mantissa. */
-status cuda_backend_new(struct backend **out, int device, bool tf32);
+/* When the launches of a series of operators are recorded into a CUDA graph, to be launched as one. */
+enum recording {
+    RECORD_SAME,    /* where all counts of the series come again */
+    RECORD_ROUNDED, /* where the rounded counts do; where only these do, it is recorded anew */
+    RECORD_NEVER,
+};
+
+struct cuda_options {
+    int device;
+    bool tf32; /* products of floats may round their inputs to 10 bits of mantissa */
+    enum recording recording;
+};
+
+/* Free with backend->free. BAD_INPUT where the driver, or a device of that number, is not there. */
+status cuda_backend_new(struct backend **out, const struct cuda_options *options);
+
+/* Graphs made, taken over by an earlier graph's executable, and launched again as they were. */
+struct recorded {
+    int64_t made, updated, replayed;
+};
+struct recorded cuda_recorded(const struct backend *backend);
 
 #endif

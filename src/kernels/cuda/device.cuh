@@ -12,10 +12,11 @@
 
 #ifdef BERTH_EMU
 #include <cudaemu.h>
-#define LAUNCH(kernel, grid, block, shared_bytes, stream, ...)                                                         \
-    do {                                                                                                               \
-        emu::launch(#kernel, (const void *)(kernel), grid, block, shared_bytes, stream, [=] { kernel(__VA_ARGS__); }); \
-        TRY(cuda_check(cudaGetLastError(), #kernel));                                                                  \
+#define LAUNCH(kernel, grid, block, shared_bytes, stream, ...)                          \
+    do {                                                                                \
+        emu::launch(#kernel, (const void *)(kernel), grid, block, shared_bytes, stream, \
+                    emu::call_of(kernel, __VA_ARGS__));                                 \
+        TRY(cuda_check(cudaGetLastError(), #kernel));                                   \
     } while (0)
 #define DYNAMIC_SHARED(type, name) type *name = (type *)emu::dynamic_shared()
 #else

@@ -38,6 +38,9 @@ void *cuda_converted_memory(struct cuda *cuda);
 /* Device seconds of `work`, the best of `rounds` runs after one that does not count; 0 if it does not run. */
 double cuda_time(struct cuda *cuda, status (*work)(struct cuda *cuda, void *ctx), void *ctx, int rounds);
 
+/* Are launches being recorded? Then nothing may wait, be measured or allocated. */
+bool cuda_records(const struct cuda *cuda);
+
 /* The result of a call of the runtime, or of a launch, as a status; `what` names it. */
 status cuda_check(cudaError_t error, const char *what);
 #define CUDA_TRY(call) TRY(cuda_check((call), #call))
