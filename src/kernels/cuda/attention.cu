@@ -101,7 +101,7 @@ __global__ void __launch_bounds__(forward_shape<T, P>::THREADS, forward_shape<T,
         return;
     typename shape::query_tile queries = {shared};
     key_stages<shape, T> stages = {shared + shape::query_tile::ELEMENTS, k, v, a, head};
-    fill<shape::THREADS>(queries, rows_of(q, a, head).from_row(first_query));
+    fill<shape::THREADS>(queries, rows_of(q, a.stride, a, head).from_row(first_query));
     stages.ask_for(0);
     stages.wait_for(0);
 
@@ -176,7 +176,7 @@ static status forward(struct cuda *cuda, const struct op_call *call) {
     using shape = forward_shape<T, P>;
     const struct operand *in = call->in, *out = call->out;
     attention_call a;
-    TRY(describe_call<T>(call, &in[0], &a));
+    TRY(describe_call<T>(call, &in[0], &in[0], &a));
     TRY(allow_shared(cuda, attention_kernel<T, P>, shape::BYTES));
     dim3 grid(blocks_of(call->ragged->longest, shape::QUERIES), (unsigned)a.heads, (unsigned)a.sequences + 1);
     LAUNCH((attention_kernel<T, P>), grid, dim3(shape::THREADS), shape::BYTES, cuda_stream(cuda), (const T *)in[0].data,

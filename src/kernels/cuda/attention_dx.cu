@@ -125,7 +125,8 @@ __device__ inline void write_dq(T *dq, const attention_call &a, const head_rows 
             multiply_columns(out, own, keys, key / 8, column);
         }
         scale_by(out, a.scale);
-        write_rows(rows_of(dq, a, head).from_row(first_query + row).from_column(column), out, stage, row, column);
+        write_rows(rows_of(dq, a.stride_dx, a, head).from_row(first_query + row).from_column(column), out, stage, row,
+                   column);
     }
 }
 
@@ -142,9 +143,9 @@ __global__ void __launch_bounds__(keys_shape<T, P>::THREADS, keys_shape<T, P>::B
     constexpr int M = shape::M, PART = shape::PART;
     DYNAMIC_SHARED(T, shared);
     if (is_tail_block(a)) {
-        zero_tail(dq, a);
-        zero_tail(dk, a);
-        zero_tail(dv, a);
+        zero_tail(dq, a.stride_dx, a);
+        zero_tail(dk, a.stride_dx, a);
+        zero_tail(dv, a.stride_dx, a);
         return;
     }
     head_rows head = head_of_block(a);
@@ -159,7 +160,7 @@ __global__ void __launch_bounds__(keys_shape<T, P>::THREADS, keys_shape<T, P>::B
     auto fill_stage = [&](int query) {
         int number = query / shape::QUERIES % shape::STAGES;
         T *stage = stages + number * shape::STAGE;
-        fill<shape::THREADS>(query_tile{stage}, rows_of(q, a, head).from_row(query));
+        fill<shape::THREADS>(query_tile{stage}, rows_of(q, a.stride, a, head).from_row(query));
         fill<shape::THREADS>(query_tile{stage + query_tile::ELEMENTS}, rows_of(dy, a, head).from_row(query));
         for (int i = (int)threadIdx.x; i < shape::QUERIES; i += shape::THREADS) {
             bool there = query + i < head.n;
@@ -168,8 +169,8 @@ __global__ void __launch_bounds__(keys_shape<T, P>::THREADS, keys_shape<T, P>::B
         }
         copy_async_commit();
     };
-    fill<shape::THREADS>(keys, rows_of(k, a, head).from_row(first_key));
-    fill<shape::THREADS>(values, rows_of(v, a, head).from_row(first_key));
+    fill<shape::THREADS>(keys, rows_of(k, a.stride, a, head).from_row(first_key));
+    fill<shape::THREADS>(values, rows_of(v, a.stride, a, head).from_row(first_key));
     fill_stage(0);
 
     int row = (int)threadIdx.x / WARP * 16 * M, g = lane_id() / 4;
@@ -228,8 +229,8 @@ __global__ void __launch_bounds__(keys_shape<T, P>::THREADS, keys_shape<T, P>::B
     scale_by(sum_v, a.drop.scale);
     scale_by(sum_k, a.scale);
     /* only this warp reads these rows of the tile of values */
-    write_rows(rows_of(dv, a, head).from_row(first_key + row), sum_v, values, row, 0);
-    write_rows(rows_of(dk, a, head).from_row(first_key + row), sum_k, values, row, 0);
+    write_rows(rows_of(dv, a.stride_dx, a, head).from_row(first_key + row), sum_v, values, row, 0);
+    write_rows(rows_of(dk, a.stride_dx, a, head).from_row(first_key + row), sum_k, values, row, 0);
 }
 
 /* --- backward: dq of sequences whose keys are several blocks of the kernel above --- */
@@ -266,7 +267,7 @@ __global__ void __launch_bounds__(queries_shape<T, P>::THREADS, queries_shape<T,
         return;
     query_tile queries = {shared}, outputs = {shared + query_tile::ELEMENTS};
     key_stages<shape, T> stages = {shared + 2 * query_tile::ELEMENTS, k, v, a, head};
-    fill<shape::THREADS>(queries, rows_of(q, a, head).from_row(first_query));
+    fill<shape::THREADS>(queries, rows_of(q, a.stride, a, head).from_row(first_query));
     fill<shape::THREADS>(outputs, rows_of(dy, a, head).from_row(first_query));
     stages.ask_for(0);
 
@@ -324,7 +325,7 @@ __global__ void __launch_bounds__(queries_shape<T, P>::THREADS, queries_shape<T,
     if (idle)
         return;
     scale_by(out, a.scale);
-    write_rows(rows_of(dq, a, head).from_row(first_query + row), out, queries, row, 0);
+    write_rows(rows_of(dq, a.stride_dx, a, head).from_row(first_query + row), out, queries, row, 0);
 }
 
 /* --- launching --- */
@@ -339,7 +340,7 @@ static status backward(struct cuda *cuda, const struct op_call *call) {
     row_facts *facts = (row_facts *)cuda_workspace(cuda);
     cudaStream_t stream = cuda_stream(cuda);
     attention_call a;
-    TRY(describe_call<T>(call, &call->in[0], &a));
+    TRY(describe_call<T>(call, &call->in[1], &call->out[0], &a));
     int64_t rows = a.tokens * a.heads;
     if (rows * (int64_t)sizeof *facts > CUDA_WORKSPACE_BYTES)
         return failed("attention: %lld tokens of %d heads do not fit the workspace: lower train.micro_batch",

@@ -26,10 +26,14 @@ __device__ inline head_rows head_of_block(const ragged_heads &a) {
     return {a.starts[sequence + 1] - start, start, (int)blockIdx.y, sequence, a.numbers[sequence]};
 }
 
-/* The head's rows of a [t, h·p] tensor. */
+/* The head's rows of a [t, h·p] tensor whose rows begin `stride` elements apart. */
+template <typename T>
+__device__ inline matrix<T> rows_of(T *data, int64_t stride, const ragged_heads &a, const head_rows &head) {
+    return {data + head.token * stride + head.number * a.p, stride, head.n, a.p, a.packs};
+}
 template <typename T>
 __device__ inline matrix<T> rows_of(T *data, const ragged_heads &a, const head_rows &head) {
-    return {data + head.token * a.hidden + head.number * a.p, a.hidden, head.n, a.p, a.packs};
+    return rows_of(data, a.hidden, a, head);
 }
 
 /* The head's matrix of a [h,e] tensor. */
@@ -44,10 +48,14 @@ __device__ inline bool is_tail_block(const ragged_heads &a) { return (int)blockI
 
 /* The head's columns behind the last token, by all blocks of the head in a tail. */
 template <typename T>
-__device__ inline void zero_tail(T *data, const ragged_heads &a) {
+__device__ inline void zero_tail(T *data, int64_t stride, const ragged_heads &a) {
     int64_t step = (int64_t)gridDim.x * blockDim.x;
     for (int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x; i < (a.padded - a.tokens) * a.p; i += step)
-        data[(a.tokens + i / a.p) * a.hidden + blockIdx.y * a.p + i % a.p] = from_float<T>(0);
+        data[(a.tokens + i / a.p) * stride + blockIdx.y * a.p + i % a.p] = from_float<T>(0);
+}
+template <typename T>
+__device__ inline void zero_tail(T *data, const ragged_heads &a) {
+    zero_tail(data, a.hidden, a);
 }
 
 /* --- launching --- */
