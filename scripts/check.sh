@@ -66,6 +66,9 @@ if [ "${CHECK_FAST:-0}" != 1 ]; then
         only='test_optable\|test_optim' tests "CUDA kernels in the emulator" EMU=1
         only='test_optable\|test_optim' tests "CUDA kernels under the race checker" EMU=race
         only='test_optable\|test_optim' tests "CUDA kernels under address and undefined-behaviour sanitizers" EMU=1 SANITIZE=1
+        # all of it would take five minutes
+        step "levels of fusion in 16 bits in the emulator" make -s EMU=1 build/emu/tests/train/test_network
+        step "levels of fusion in 16 bits, run" build/emu/tests/train/test_network test_fusion_in_16_bits
         unset BERTH_TEST_DEVICE
         step "the program with the emulator" make emu
         step "tests/cudaemu/train_check.py" python3 tests/cudaemu/train_check.py build/berth build/berth-emu
