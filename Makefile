@@ -212,7 +212,7 @@ check-emu: all check-emulator
 	@$(MAKE) -s EMU=race $(EMU_KERNEL_TESTS:%=build/emurace/%)
 	@BERTH_TEST_DEVICE=cuda sh scripts/run_tests.sh $(EMU_KERNEL_TESTS:%=build/emu/%) build/emu/tests/train/test_recording \
 	    $(EMU_KERNEL_TESTS:%=build/emurace/%)
-	@BERTH_TEST_DEVICE=cuda build/emu/tests/train/test_network test_fusion_in_16_bits
+	@BERTH_TEST_DEVICE=cuda BERTH_TEST_ONLY=test_fusion_in_16_bits sh scripts/run_tests.sh build/emu/tests/train/test_network
 	@python3 tests/cudaemu/train_check.py $(PROGRAM) build/berth-emu
 
 # a table of what ptxas made of the kernels, docs/results/kernels.md; fails where registers are spilled or the page is of others

@@ -515,8 +515,8 @@ static void test_too_large_for_the_device(void **state) {
     assert_non_null(strstr(status_message(), "has 0.00 GB left: lower train.micro_batch"));
 }
 
-/* With a name, that test alone. */
-int main(int argc, char **argv) {
+/* BERTH_TEST_ONLY: that test alone. */
+int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_gradients_with_dropout),
         cmocka_unit_test(test_gradients_mlm_only),
@@ -532,7 +532,7 @@ int main(int argc, char **argv) {
         cmocka_unit_test(test_results_come_late),
         cmocka_unit_test(test_learns_a_batch_by_heart),
     };
-    if (argc > 1)
-        cmocka_set_test_filter(argv[1]);
+    if (getenv("BERTH_TEST_ONLY"))
+        cmocka_set_test_filter(getenv("BERTH_TEST_ONLY"));
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
