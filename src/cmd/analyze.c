@@ -250,7 +250,6 @@ status cmd_analyze(int argc, char **argv) {
     struct option_list words;
     struct settings settings;
     int help;
-    options_gather_overrides(argc, argv);
     TRY(options_parse(argc, argv, usage, options, sizeof options / sizeof *options, &words, &help));
     if (help)
         return OK;

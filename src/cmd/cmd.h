@@ -41,13 +41,10 @@ struct option {
     int required;            /* an error if not given */
 };
 
-/* Values that stand before any option go to `positional` (may be NULL: none allowed). With --help, prints `usage`, then
- * the table with defaults, and sets *help. */
+/* Words that are no options nor their values go to `positional`, in their order, which moves them to the front of argv
+ * (may be NULL: none allowed; not with an OPTION_LIST, which would take them). With --help, prints `usage`, then the
+ * table with defaults, and sets *help. */
 status options_parse(int argc, char **argv, const char *usage, const struct option *options, int option_count,
                      struct option_list *positional, int *help);
-
-/* Of a command whose first word is a file: section.key=value may stand between its options too, these words move, in
- * their order, to behind the file. */
-void options_gather_overrides(int argc, char **argv);
 
 #endif

@@ -123,13 +123,16 @@ status options_parse(int argc, char **argv, const char *usage, const struct opti
     bool *given = xcalloc((size_t)option_count, sizeof *given);
     status code = OK;
     int next = 1;
-    if (positional) {
+    if (positional)
         *positional = (struct option_list){argv + 1, 0};
-        for (; next < argc && !is_option(argv[next]); next++)
-            positional->count++;
-    }
     while (next < argc && code == OK) {
         char *name = argv[next++], *equals = strchr(name, '=');
+        if (positional && !is_option(name)) {
+            char **place = &positional->items[positional->count++];
+            memmove(place + 1, place, (size_t)(&argv[next - 1] - place) * sizeof *place);
+            *place = name;
+            continue;
+        }
         size_t length = equals ? (size_t)(equals - name) : strlen(name);
         const struct option *option = find_option(options, option_count, name, length);
         if (option) {
@@ -148,20 +151,4 @@ status options_parse(int argc, char **argv, const char *usage, const struct opti
                              command);
     free(given);
     return code;
-}
-
-static bool is_override(const char *argument) {
-    const char *dot = strchr(argument, '.'), *equals = strchr(argument, '=');
-    return *argument != '-' && dot && equals && dot < equals;
-}
-
-void options_gather_overrides(int argc, char **argv) {
-    int place = 2;
-    for (int i = place; i < argc; i++) {
-        char *word = argv[i];
-        if (!is_override(word))
-            continue;
-        memmove(&argv[place + 1], &argv[place], (size_t)(i - place) * sizeof *argv);
-        argv[place++] = word;
-    }
 }

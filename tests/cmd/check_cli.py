@@ -115,12 +115,14 @@ assert sum(row.get("seconds", 0) for row in report["measured"]) > 0
 # bench runs as many steps as it says, and its rates are of one time
 line = berth("bench", *tiny, rates[0], "--batch", "2", "--seq-len", "16", "--steps", "2").stdout
 assert re.search(r"^2 x 16 tokens, median of 2 steps: \d+\.\d+ sequences/s, \d+ tokens/s, MFU \d+\.\d % of 1\.0 Tflop/s, 0\.\d+ GB planned$", line, re.M), line
-report = json.loads(berth("bench", *tiny, rates[0], "--batch", "2", "--seq-len", "16", "--steps", "3", "--json").stdout)
+# words may stand between options
+report = json.loads(berth("bench", "--json", "--batch", "2", tiny[0], "--seq-len", "16", tiny[1], "--steps", "3", rates[0]).stdout)
 assert report["micro_batch"] == 2 and report["seq_len"] == 16 and report["steps"] == 3 and 0 < report["mfu"] < 1
 assert abs(report["sequences_per_s"] * report["step_seconds"] - 2) < 1e-9 and abs(report["tokens_per_s"] / report["sequences_per_s"] - 16) < 1e-9
 planned = json.loads(berth("analyze", *tiny, *rates, "--batch", "2", "--seq-len", "16", "--json").stdout)["levels"]["full"]["peak_memory_bytes"]
 assert abs(report["memory_bytes"] - planned) < 1e6, (report["memory_bytes"], planned)  # but for the table of learning rates
 refused("bench", says="no settings file given")
+refused("bench", "--steps", "1", *tiny, "word", says="argument 'word': expected section.key=value")
 refused("bench", *tiny, "--steps", "0", says="--steps is \"0\", expected a whole number from 1")
 refused("bench", *tiny, "--seq-len", "1024", says="--seq-len is 1024, but model.max_position_embeddings")
 refused("analyze", says="no settings file given")
