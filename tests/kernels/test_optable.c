@@ -52,6 +52,21 @@ static const struct shape shapes[] = {
 };
 enum { SHAPES = sizeof shapes / sizeof *shapes };
 
+/* Sizes for which kernels have other forms. First, more than one tile of queries and of keys for each of the widths of
+ * heads, and long rows of logits; then, without contractions, whose references would take long, rows of four items
+ * of a warp, and of all warps of a block, with packs and without, and runs of one row of a table over many blocks. */
+static const struct shape long_shapes[] = {
+    {"heads of 24", 2, {133, 1}, 1, 24, 24, 264, 9008, 9001, 3},
+    {"heads of 64", 2, {67, 130}, 1, 64, 64, 520, 64, 64, 3},
+    {"heads of 128", 1, {70}, 1, 128, 128, 133, 1301, 1300, 3},
+    {"four items", 2, {3, 1}, 1, 776, 776, 9, 64, 61, 0},
+    {"several warps", 1, {3}, 1, 2056, 2056, 8, 64, 61, 0},
+    {"several warps without packs", 1, {5}, 1, 259, 259, 8, 64, 61, 0},
+    {"a long sequence", 1, {1030}, 1, 8, 8, 8, 3, 3, 0},
+};
+enum { WITH_CONTRACTIONS = 3 };
+enum { LONG_SHAPES = sizeof long_shapes / sizeof *long_shapes };
+
 struct tokens {
     int32_t starts[MOST_SEQUENCES + 1], sequence[MOST_TOKENS];
     int64_t square_starts[MOST_SEQUENCES + 1], numbers[MOST_SEQUENCES];
@@ -396,11 +411,12 @@ static void make_sides(const struct shape *shape, const struct tokens *t, const 
                        const struct attr *attr, struct sides *sides) {
     const struct op_info *info = op_info(c->op);
     struct random_stream random = random_open(11, RANDOM_TEST, (uint64_t)(c - cases));
+    int64_t longest = t->ragged.longest > 130 ? t->ragged.longest : 130;
     *sides = (struct sides){.call = {.op = c->op,
                                      .attr = attr,
                                      .seed = 77,
                                      .heads = shape->heads,
-                                     .longest_position = 130,
+                                     .longest_position = longest,
                                      .hidden = shape->heads * shape->head_size,
                                      .ragged = &sides->ragged},
                             .ragged = ragged_on_device(t)};
@@ -409,7 +425,7 @@ static void make_sides(const struct shape *shape, const struct tokens *t, const 
                                    .seed = 77,
                                    .compute = compute,
                                    .heads = shape->heads,
-                                   .longest_position = 130,
+                                   .longest_position = longest,
                                    .hidden = sides->call.hidden,
                                    .ragged = &t->ragged};
     for (int i = 0; i < info->inputs; i++) {
@@ -484,6 +500,9 @@ static double root_mean_square(const struct ref_operand *operand) {
 
 static double unit_of(enum dtype dtype) { return dtype == BF16 ? 0x1p-8 : dtype == F16 ? 0x1p-11 : 0; }
 
+/* Numbers below this one stand as far apart as those from it on. */
+static double least_normal(enum dtype dtype) { return dtype == F16 ? 0x1p-14 : 0x1p-126; }
+
 /* What tensor cores and cuBLASLt make of operators that the table counts as one: results that are stored before they
  * are activated, biases in the compute dtype, and sums that are stored twice between three products, each half a unit
  * of a number that may be five root mean squares large. */
@@ -548,7 +567,8 @@ static void compare(const struct sides *sides, const struct op_case *c, const ch
             double size = fmax(fabs(expected), typical);
             double bound = at >= count || got->dtype == I32 || got->dtype == U8
                                ? 0
-                               : c->growth * 0x1p-24 * size + unit * 1.01 * fabs(expected) +
+                               : c->growth * 0x1p-24 * size +
+                                     unit * 1.01 * fmax(fabs(expected), least_normal(got->dtype)) +
                                      (c->roundings + library_roundings(c->op)) * unit_of(sides->ref.compute) *
                                          fmax(size, of_inputs);
             if (!(fabs(value - expected) <= bound))
@@ -560,8 +580,12 @@ static void compare(const struct sides *sides, const struct op_case *c, const ch
 }
 
 static struct attr attr_of(const struct shape *shape, enum activation act) {
-    return (struct attr){
-        .probability = 0.1f, .site = 5, .act = act, .epsilon = 1e-12, .scale = 0.35355339f, .classes = shape->classes};
+    return (struct attr){.probability = 0.1f,
+                         .site = 5,
+                         .act = act,
+                         .epsilon = 1e-12f,
+                         .scale = 1 / sqrtf((float)shape->head_size),
+                         .classes = shape->classes};
 }
 
 static void check_case(const struct shape *shape, const struct op_case *c, enum dtype compute, enum activation act,
@@ -645,13 +669,23 @@ static bool is_left_out(enum op op) {
     return name && !*name;
 }
 
+/* The shapes, then the long ones. */
+static int shapes_of(enum op op) {
+    if (is_left_out(op))
+        return 0;
+    if (is_contraction(op))
+        return SHAPES;
+    return SHAPES + (op_info(op)->kind == CONTRACTION ? (int)WITH_CONTRACTIONS : (int)LONG_SHAPES);
+}
+
 static void all_cases(enum dtype compute) {
     for (int c = 0; c < CASES; c++)
-        for (int s = 0; s < SHAPES && !is_left_out(cases[c].op); s++)
+        for (int s = 0; s < shapes_of(cases[c].op); s++)
             for (int act = ACT_GELU; act <= (has_act(cases[c].op) ? ACT_TANH : ACT_GELU); act++)
                 for (int evaluate = 0; evaluate <= has_dropout(cases[c].op); evaluate++)
                     for (int accumulate = 0; accumulate <= accumulates(cases[c].op); accumulate++)
-                        check_case(&shapes[s], &cases[c], compute, act, accumulate, evaluate);
+                        check_case(s < SHAPES ? &shapes[s] : &long_shapes[s - SHAPES], &cases[c], compute, act,
+                                   accumulate, evaluate);
 }
 
 static void test_f32(void **state) {
