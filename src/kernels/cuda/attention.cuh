@@ -12,8 +12,8 @@ constexpr int SHARED_MOST = 99 * 1024;
 /* --- what the kernels are told --- */
 
 struct attention_call : ragged_heads {
-    int64_t stride, stride_dx; /* between rows of q, k, v; of their gradients */
-    float scale;
+    int stride, stride_dx;   /* between rows of q, k, v; of their gradients */
+    float scale, scale_log2; /* of scores; that of exponents of 2 */
     dropout drop;
     uint32_t reach, either;   /* of kept_of */
     int64_t longest_position; /* queries of a head in dropout's elements */
@@ -141,12 +141,13 @@ inline status describe_call(const struct op_call *call, const struct operand *q,
                             attention_call *a) {
     int64_t key_blocks = (call->longest_position + 15) / 16;
     TRY(heads_of<T>(call, q, a));
-    a->stride = q->stride;
-    a->stride_dx = dq->stride;
+    a->stride = (int)q->stride;
+    a->stride_dx = (int)dq->stride;
     for (int i = 1; i < 3; i++)
         if (q[i].stride != q->stride || dq[i].stride != dq->stride)
             return failed("attention: q, k and v must have rows as far apart");
     a->scale = call->attr->scale;
+    a->scale_log2 = a->scale * LOG2_E;
     a->drop = dropout_of(call);
     a->longest_position = call->longest_position;
     a->key_blocks = (int)key_blocks;

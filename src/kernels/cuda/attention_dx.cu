@@ -82,7 +82,7 @@ struct lane_keys {
  * gradients of scores (but for the scale of scores). */
 template <int BLOCKS>
 __device__ inline void gradients_of_scores(float (&s)[BLOCKS][4], float (&ds)[BLOCKS][4], const attention_call &a,
-                                           const lane_keys &own, const row_facts *facts, float scale_log2) {
+                                           const lane_keys &own, const row_facts *facts) {
     int t = lane_id() % 4;
 #pragma unroll
     for (int i = 0; i < BLOCKS; i++)
@@ -97,7 +97,7 @@ __device__ inline void gradients_of_scores(float (&s)[BLOCKS][4], float (&ds)[BL
             for (int half = 0; half < 2; half++) {
                 float &x = s[i][2 * half + e], &dx = ds[i][2 * half + e];
                 bool keep = bits >> 2 * half & 1;
-                float p = own.there[half] ? exp2_fast(fmaf(x, scale_log2, -fact.lse_log2)) : 0;
+                float p = own.there[half] ? exp2_fast(fmaf(x, a.scale_log2, -fact.lse_log2)) : 0;
                 dx = p * ((keep ? dx * a.drop.scale : 0) - fact.sum);
                 x = keep ? p : 0;
             }
@@ -180,7 +180,7 @@ __global__ void __launch_bounds__(keys_shape<T, P>::THREADS, keys_shape<T, P>::B
     for (int m = 0; m < M; m++)
         own[m] = {
             {first_key + row + 16 * m + g < head.n, first_key + row + 16 * m + g + 8 < head.n}, 0, g % 4 * 8 + g / 4};
-    float scale_log2 = a.scale * LOG2_E, sum_k[M][P / 8][4], sum_v[M][P / 8][4];
+    float sum_k[M][P / 8][4], sum_v[M][P / 8][4];
     set_zero(sum_k);
     set_zero(sum_v);
     for (int query = 0; query < head.n; query += shape::QUERIES) {
@@ -207,7 +207,7 @@ __global__ void __launch_bounds__(keys_shape<T, P>::THREADS, keys_shape<T, P>::B
             multiply_tiles(ds, values, row, outputs, part / 8);
 #pragma unroll
             for (int m = 0; m < M; m++)
-                gradients_of_scores(s[m], ds[m], a, own[m], stage_facts + number * shape::QUERIES + part, scale_log2);
+                gradients_of_scores(s[m], ds[m], a, own[m], stage_facts + number * shape::QUERIES + part);
 #pragma unroll
             for (int i = 0; i < PART / 8; i += 2) {
                 fragment_a<T> p[M], dp[M];
@@ -280,7 +280,7 @@ __global__ void __launch_bounds__(queries_shape<T, P>::THREADS, queries_shape<T,
         for (int half = 0; half < 2; half++)
             if (query + 16 * m + 8 * half < head.n)
                 fact[m][half] = *facts_of(facts, a, head, query + 16 * m + 8 * half);
-    float scale_log2 = a.scale * LOG2_E, out[M][P / 8][4];
+    float out[M][P / 8][4];
     set_zero(out);
     for (int key = 0; key < head.n; key += shape::KEYS) {
         stages.wait_for(key);
@@ -310,7 +310,7 @@ __global__ void __launch_bounds__(queries_shape<T, P>::THREADS, queries_shape<T,
                 for (int i = 0; i < BLOCKS; i++)
 #pragma unroll
                     for (int e = 0; e < 4; e++) {
-                        float p = exp2_fast(fmaf(s[m][i][e], scale_log2, -fact[m][e / 2].lse_log2));
+                        float p = exp2_fast(fmaf(s[m][i][e], a.scale_log2, -fact[m][e / 2].lse_log2));
                         ds[m][i][e] = p * fmaf(ds[m][i][e], a.drop.scale, -fact[m][e / 2].sum);
                     }
             }
@@ -325,7 +325,8 @@ __global__ void __launch_bounds__(queries_shape<T, P>::THREADS, queries_shape<T,
     if (idle)
         return;
     scale_by(out, a.scale);
-    write_rows(rows_of(dq, a.stride_dx, a, head).from_row(first_query + row), out, queries, row, 0);
+    head_rows again = head_of_block(a); /* read again, rather than kept in registers that the loop wants */
+    write_rows(rows_of(dq, a.stride_dx, a, again).from_row(first_query + row), out, queries, row, 0);
 }
 
 /* --- launching --- */
