@@ -104,6 +104,7 @@ struct key_stages {
     __device__ tile keys(int key) const { return {data + key / SHAPE::KEYS % SHAPE::STAGES * 2 * tile::ELEMENTS}; }
     __device__ tile values(int key) const { return {keys(key).data + tile::ELEMENTS}; }
     __device__ void ask_for(int key) const {
+        head_rows head = head_of_block(a);
         fill<SHAPE::THREADS>(keys(key), rows_of(k, a.stride, a, head).from_row(key));
         fill<SHAPE::THREADS>(values(key), rows_of(v, a.stride, a, head).from_row(key));
         copy_async_commit();

@@ -158,6 +158,7 @@ __global__ void __launch_bounds__(keys_shape<T, P>::THREADS, keys_shape<T, P>::B
     T *stages = shared + shape::FIXED;
     row_facts *stage_facts = reinterpret_cast<row_facts *>(stages + shape::STAGES * shape::STAGE);
     auto fill_stage = [&](int query) {
+        head_rows head = head_of_block(a);
         int number = query / shape::QUERIES % shape::STAGES;
         T *stage = stages + number * shape::STAGE;
         fill<shape::THREADS>(query_tile{stage}, rows_of(q, a.stride, a, head).from_row(query));
@@ -199,7 +200,7 @@ __global__ void __launch_bounds__(keys_shape<T, P>::THREADS, keys_shape<T, P>::B
             if (a.drop.threshold > 0)
 #pragma unroll
                 for (int m = 0; m < M; m++)
-                    own[m].bits = kept_bits(a, head, query + part + lane_id(), first_key + row + 16 * m);
+                    own[m].bits = kept_bits(a, head_of_block(a), query + part + lane_id(), first_key + row + 16 * m);
             float s[M][PART / 8][4], ds[M][PART / 8][4];
             set_zero(s);
             set_zero(ds);
@@ -221,13 +222,14 @@ __global__ void __launch_bounds__(keys_shape<T, P>::THREADS, keys_shape<T, P>::B
         }
         if (whole) {
             __syncthreads();
-            write_dq<shape, T, P>(dq, a, head, query, gradients, keys, queries);
+            write_dq<shape, T, P>(dq, a, head_of_block(a), query, gradients, keys, queries);
         }
     }
     if (idle)
         return;
     scale_by(sum_v, a.drop.scale);
     scale_by(sum_k, a.scale);
+    head = head_of_block(a);
     /* only this warp reads these rows of the tile of values */
     write_rows(rows_of(dv, a.stride_dx, a, head).from_row(first_key + row), sum_v, values, row, 0);
     write_rows(rows_of(dk, a.stride_dx, a, head).from_row(first_key + row), sum_k, values, row, 0);
@@ -325,8 +327,7 @@ __global__ void __launch_bounds__(queries_shape<T, P>::THREADS, queries_shape<T,
     if (idle)
         return;
     scale_by(out, a.scale);
-    head_rows again = head_of_block(a); /* read again, rather than kept in registers that the loop wants */
-    write_rows(rows_of(dq, a.stride_dx, a, again).from_row(first_query + row), out, queries, row, 0);
+    write_rows(rows_of(dq, a.stride_dx, a, head_of_block(a)).from_row(first_query + row), out, queries, row, 0);
 }
 
 /* --- launching --- */

@@ -22,6 +22,7 @@ struct head_rows {
     int64_t stream; /* the sequence's number in dropout's counters */
 };
 
+/* Loops that need all registers call this again, for what they seldom need, rather than keep it. */
 __device__ inline head_rows head_of_block(const ragged_heads &a) {
     int sequence = (int)blockIdx.z, start = a.starts[sequence];
     return {a.starts[sequence + 1] - start, start, (int)blockIdx.y, sequence, a.numbers[sequence]};
