@@ -101,8 +101,7 @@ CPU_DISPATCH static void layernorm_dx_row(struct cpu *cpu, const struct op_call 
         product[i] = scaled[i] * (x[i] - mean) * rstd;
     }
     float mean_g = vector_sum(scaled, n) / (float)n, mean_product = vector_sum(product, n) / (float)n;
-    for (int64_t i = 0; i < n; i++)
-        dx[i] = rstd * (scaled[i] - mean_g - (x[i] - mean) * rstd * mean_product);
+    gradient_of_sums(dy, x, n, mean, rstd, gamma, mean_g, mean_product, dx);
     row_written(&call->out[0], row, dx);
 }
 
