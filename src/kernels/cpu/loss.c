@@ -37,7 +37,7 @@ status cpu_loss_sum(struct cpu *cpu, const struct op_call *call) {
     return OK;
 }
 
-CPU_DISPATCH static void xent_dx_row(struct cpu *cpu, const struct op_call *call, int64_t row) {
+static PER_ISA(void, xent_dx_row, (struct cpu * cpu, const struct op_call *call, int64_t row), (cpu, call, row)) {
     int64_t classes = call->attr->classes, n = call->out[0].columns;
     const float *logits = row_read(&call->in[0], row, cpu_scratch(cpu, 0, n));
     float lse = ((const float *)call->in[1].data)[row], scale = *(const float *)call->in[3].data;
