@@ -15,7 +15,11 @@ status cmd_config(int argc, char **argv) {
     if (argc < 2) {
         settings_describe(&out);
         text_add(&out, "\ndevices of this machine:\n");
-        devices_describe(&out);
+        status code = devices_describe(&out);
+        if (code != OK) {
+            text_free(&out);
+            return code;
+        }
     } else if (strcmp(argv[1], "--help") == 0 || strcmp(argv[1], "-h") == 0) {
         text_add(&out, usage);
     } else {

@@ -41,16 +41,13 @@ status device_open(const struct settings *settings, struct backend **backend) {
     return cpu_backend_new(backend, (int)settings->device.threads);
 }
 
-void devices_describe(struct text *out) {
+status devices_describe(struct text *out) {
     char line[320];
     struct backend *cpu;
-    if (cpu_backend_new(&cpu, 0) == OK) {
-        cpu->describe(cpu, line, sizeof line);
-        text_printf(out, "%s\n", line);
-        cpu->free(cpu);
-    } else {
-        text_printf(out, "cpu: %s\n", status_message());
-    }
+    TRY(cpu_backend_new(&cpu, 0));
+    cpu->describe(cpu, line, sizeof line);
+    text_printf(out, "%s\n", line);
+    cpu->free(cpu);
 #ifdef BERTH_CUDA
     int count = cuda_devices();
     for (int device = 0; device < count; device++)
@@ -61,4 +58,5 @@ void devices_describe(struct text *out) {
 #else
     text_printf(out, "cuda: not in this build\n");
 #endif
+    return OK;
 }

@@ -11,6 +11,6 @@
 status device_open(const struct settings *settings, struct backend **backend);
 
 /* Lines "name: description" of all devices that device.type can choose. */
-void devices_describe(struct text *out);
+status devices_describe(struct text *out);
 
 #endif

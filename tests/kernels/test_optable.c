@@ -816,8 +816,9 @@ static void check_instruction_sets(const struct shape *shape, const struct op_ca
     free_sides(&sides);
 }
 
-/* Contractions by every instruction set that the processor has, or that C stands in for; on more than whole blocks too:
- * tokens, columns and hidden size are multiples of nothing, and larger than a block of any of them. */
+/* Every operator by every instruction set that the processor has, or that C stands in for; contractions on more than
+ * whole blocks too: tokens, columns and hidden size are multiples of nothing, and larger than a block of any of them.
+ */
 static void test_instruction_sets(void **state) {
     (void)state;
     static const struct shape large = {"large", 2, {258, 31}, 3, 177, 531, 263, 320, 317, 131};
@@ -829,7 +830,7 @@ static void test_instruction_sets(void **state) {
         else
             assert_string_equal(products_name(), isas[i]);
     for (int c = 0; c < CASES; c++)
-        for (int s = 0; s <= SHAPES && is_contraction(cases[c].op) && !is_left_out(cases[c].op); s++)
+        for (int s = 0; s < SHAPES + is_contraction(cases[c].op) && !is_left_out(cases[c].op); s++)
             for (int accumulate = 0; accumulate <= accumulates(cases[c].op); accumulate++)
                 for (enum dtype compute = F32; compute <= F16; compute++)
                     check_instruction_sets(s < SHAPES ? &shapes[s] : &large, &cases[c], compute, accumulate);

@@ -22,7 +22,7 @@ static inline float gelu_new_slope(float x) {
     return 0.5f * (1 + t) + 0.5f * x * (1 - t * t) * ROOT_2_OVER_PI * (1 + 3 * CUBIC * x * x);
 }
 
-CPU_DISPATCH void activate(enum activation act, const float *x, float *y, int64_t n) {
+PER_ISA(void, activate, (enum activation act, const float *x, float *y, int64_t n), (act, x, y, n)) {
     switch (act) {
         case ACT_GELU:
             for (int64_t i = 0; i < n; i++)
@@ -43,7 +43,8 @@ CPU_DISPATCH void activate(enum activation act, const float *x, float *y, int64_
     }
 }
 
-CPU_DISPATCH void activation_gradient(enum activation act, const float *x, const float *dy, float *dx, int64_t n) {
+PER_ISA(void, activation_gradient, (enum activation act, const float *x, const float *dy, float *dx, int64_t n),
+        (act, x, dy, dx, n)) {
     switch (act) {
         case ACT_GELU:
             for (int64_t i = 0; i < n; i++)

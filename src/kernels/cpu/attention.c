@@ -135,7 +135,8 @@ static void matrix_written(const struct operand *operand, const struct head *hea
     floats_write(operand->data, operand->dtype, head->matrix + j * head->n, head->n, values);
 }
 
-CPU_DISPATCH static status scale_head(struct cpu *cpu, const struct op_call *call, const struct head *head) {
+static PER_ISA(status, scale_head, (struct cpu * cpu, const struct op_call *call, const struct head *head),
+               (cpu, call, head)) {
     float *buffer = cpu_scratch(cpu, 0, head->n), scale = call->attr->scale;
     for (int64_t j = 0; j < head->n; j++) {
         const float *x = matrix_read(&call->in[0], head, j, buffer);
@@ -149,7 +150,8 @@ CPU_DISPATCH static status scale_head(struct cpu *cpu, const struct op_call *cal
 
 status cpu_attn_scale(struct cpu *cpu, const struct op_call *call) { return each_head(cpu, call, scale_head); }
 
-CPU_DISPATCH static status mask_head(struct cpu *cpu, const struct op_call *call, const struct head *head) {
+static PER_ISA(status, mask_head, (struct cpu * cpu, const struct op_call *call, const struct head *head),
+               (cpu, call, head)) {
     float *buffer = cpu_scratch(cpu, 0, head->n);
     const float *mask = (const float *)call->in[1].data + head->row;
     for (int64_t j = 0; j < head->n; j++) {
@@ -164,7 +166,7 @@ CPU_DISPATCH static status mask_head(struct cpu *cpu, const struct op_call *call
 
 status cpu_attn_mask(struct cpu *cpu, const struct op_call *call) { return each_head(cpu, call, mask_head); }
 
-CPU_DISPATCH static void softmax_row(const float *x, float *y, int64_t n) {
+static PER_ISA(void, softmax_row, (const float *x, float *y, int64_t n), (x, y, n)) {
     float most = vector_max(x, n);
     for (int64_t k = 0; k < n; k++)
         y[k] = vector_exp(x[k] - most);
@@ -186,7 +188,8 @@ static status softmax_head(struct cpu *cpu, const struct op_call *call, const st
 
 status cpu_softmax(struct cpu *cpu, const struct op_call *call) { return each_head(cpu, call, softmax_head); }
 
-CPU_DISPATCH static status softmax_dx_head(struct cpu *cpu, const struct op_call *call, const struct head *head) {
+static PER_ISA(status, softmax_dx_head, (struct cpu * cpu, const struct op_call *call, const struct head *head),
+               (cpu, call, head)) {
     float *dy_buffer = cpu_scratch(cpu, 0, head->n), *y_buffer = cpu_scratch(cpu, 1, head->n);
     for (int64_t j = 0; j < head->n; j++) {
         const float *dy = matrix_read(&call->in[0], head, j, dy_buffer);
@@ -236,7 +239,8 @@ status cpu_attn_dropout_dx(struct cpu *cpu, const struct op_call *call) {
 
 /* --- the paper's kernels: a row of scores in one pass --- */
 
-CPU_DISPATCH static void scale_and_mask(const float *x, const float *mask, float scale, int64_t n, float *y) {
+static PER_ISA(void, scale_and_mask, (const float *x, const float *mask, float scale, int64_t n, float *y),
+               (x, mask, scale, n, y)) {
     for (int64_t k = 0; k < n; k++)
         y[k] = scale * x[k] + mask[k];
 }
@@ -262,7 +266,8 @@ static status sm_head(struct cpu *cpu, const struct op_call *call, const struct 
 
 status cpu_sm(struct cpu *cpu, const struct op_call *call) { return each_head(cpu, call, sm_head); }
 
-CPU_DISPATCH static void softmax_gradient(const float *p, const float *dp, float scale, int64_t n, float *dx) {
+static PER_ISA(void, softmax_gradient, (const float *p, const float *dp, float scale, int64_t n, float *dx),
+               (p, dp, scale, n, dx)) {
     float dot = vector_dot(p, dp, n);
     for (int64_t k = 0; k < n; k++)
         dx[k] = scale * p[k] * (dp[k] - dot);

@@ -2,7 +2,7 @@
 #include "kernels/cpu/dropout.h"
 
 #include <string.h>
-#ifdef __x86_64__
+#if defined(__x86_64__) && !defined(__clang__)
 #include <immintrin.h>
 #endif
 
@@ -21,7 +21,7 @@ static void plain_bytes(const struct dropout_place *place, int64_t first, int64_
     }
 }
 
-#ifdef __x86_64__
+#if defined(__x86_64__) && !defined(__clang__)
 
 /* The same with vectors of WIDTH bytes. Each word of a counter stands in a 64-bit lane of its own of which only the
  * lower half counts: a product needs no shuffle then, its upper half is one shift away, and what shifts, products and
@@ -59,16 +59,17 @@ VECTOR_BYTES(avx512_bytes, "avx512f", 64, __m512i, _mm512_mul_epu32, LIST(0, 4, 
 #endif
 
 static void random_bytes(const struct dropout_place *place, int64_t first, int64_t count, uint8_t *bytes) {
-#ifdef __x86_64__
-    if (__builtin_cpu_supports("avx512f"))
+#if defined(__x86_64__) && !defined(__clang__)
+    if (vectors_in_use == VECTORS_AVX512)
         return avx512_bytes(place, first, count, bytes);
-    if (__builtin_cpu_supports("avx2"))
+    if (vectors_in_use == VECTORS_AVX2)
         return avx2_bytes(place, first, count, bytes);
 #endif
     plain_bytes(place, first, count, bytes);
 }
 
-CPU_DISPATCH static void keep(const uint8_t *bytes, int64_t count, int threshold, uint8_t *mask) {
+static PER_ISA(void, keep, (const uint8_t *bytes, int64_t count, int threshold, uint8_t *mask),
+               (bytes, count, threshold, mask)) {
     uint8_t most = (uint8_t)(threshold - 1); /* of what drops: a comparison of bytes, not of integers made of them */
     if (threshold == 0)
         memset(mask, 1, (size_t)count);
@@ -76,8 +77,9 @@ CPU_DISPATCH static void keep(const uint8_t *bytes, int64_t count, int threshold
         mask[i] = bytes[i] > most;
 }
 
-CPU_DISPATCH static void keep_floats(const uint8_t *bytes, int64_t count, int threshold, float scale, const float *x,
-                                     float *y) {
+static PER_ISA(void, keep_floats,
+               (const uint8_t *bytes, int64_t count, int threshold, float scale, const float *x, float *y),
+               (bytes, count, threshold, scale, x, y)) {
 #pragma GCC ivdep
     for (int64_t i = 0; i < count; i++) {
         float kept = x[i] * scale; /* whether it is asked for or not: a load without a condition */
@@ -112,7 +114,8 @@ void dropout_floats(const struct dropout_place *place, int64_t count, float prob
     }
 }
 
-CPU_DISPATCH void dropout_apply(const uint8_t *mask, int64_t count, float scale, const float *x, float *y) {
+PER_ISA(void, dropout_apply, (const uint8_t *mask, int64_t count, float scale, const float *x, float *y),
+        (mask, count, scale, x, y)) {
 #pragma GCC ivdep
     for (int64_t i = 0; i < count; i++) {
         float kept = x[i] * scale; /* as above */

@@ -51,7 +51,7 @@ status cpu_scatter_two(struct cpu *cpu, const struct op_call *call) {
 
 /* --- sums --- */
 
-CPU_DISPATCH static void add_row(struct cpu *cpu, const struct op_call *call, int64_t row) {
+static PER_ISA(void, add_row, (struct cpu * cpu, const struct op_call *call, int64_t row), (cpu, call, row)) {
     int64_t n = call->out[0].columns;
     const float *a = row_read(&call->in[0], row, cpu_scratch(cpu, 0, n));
     const float *b = row_read(&call->in[1], row, cpu_scratch(cpu, 1, n));
@@ -63,7 +63,7 @@ CPU_DISPATCH static void add_row(struct cpu *cpu, const struct op_call *call, in
 
 status cpu_add(struct cpu *cpu, const struct op_call *call) { return cpu_rows(cpu, call, add_row); }
 
-CPU_DISPATCH static void bias_row(struct cpu *cpu, const struct op_call *call, int64_t row) {
+static PER_ISA(void, bias_row, (struct cpu * cpu, const struct op_call *call, int64_t row), (cpu, call, row)) {
     int64_t n = call->out[0].columns;
     const float *x = row_read(&call->in[0], row, cpu_scratch(cpu, 0, n)), *bias = call->in[1].data;
     float *y = row_write(&call->out[0], row, cpu_scratch(cpu, 2, n));
@@ -74,7 +74,7 @@ CPU_DISPATCH static void bias_row(struct cpu *cpu, const struct op_call *call, i
 
 status cpu_bias(struct cpu *cpu, const struct op_call *call) { return cpu_rows(cpu, call, bias_row); }
 
-CPU_DISPATCH static void aib_row(struct cpu *cpu, const struct op_call *call, int64_t row) {
+static PER_ISA(void, aib_row, (struct cpu * cpu, const struct op_call *call, int64_t row), (cpu, call, row)) {
     int64_t n = call->out[0].columns;
     for (int part = 0; part < 3; part++) {
         const float *x = row_read(&call->in[part], row, cpu_scratch(cpu, 0, n)), *bias = call->in[3 + part].data;
@@ -89,7 +89,7 @@ status cpu_aib(struct cpu *cpu, const struct op_call *call) { return cpu_rows(cp
 
 /* --- activations --- */
 
-CPU_DISPATCH static void brd_row(struct cpu *cpu, const struct op_call *call, int64_t row) {
+static PER_ISA(void, brd_row, (struct cpu * cpu, const struct op_call *call, int64_t row), (cpu, call, row)) {
     int64_t n = call->out[0].columns;
     const float *x = row_read(&call->in[0], row, cpu_scratch(cpu, 0, n)), *bias = call->in[1].data;
     float *h = row_write(&call->out[0], row, cpu_scratch(cpu, 1, n));

@@ -80,7 +80,7 @@ static float *lse_of(const struct op_call *call, const struct operand *operand, 
 /* --- forward --- */
 
 /* Scores become e^(scaled score - the largest one): the probabilities but for a factor. Returns it. */
-CPU_DISPATCH static float softmax_row(float *s, int64_t n, float scale, float *lse) {
+static PER_ISA(float, softmax_row, (float *s, int64_t n, float scale, float *lse), (s, n, scale, lse)) {
     float most = vector_max(s, n);
     for (int64_t k = 0; k < n; k++)
         s[k] = vector_exp(scale * (s[k] - most));
@@ -89,7 +89,7 @@ CPU_DISPATCH static float softmax_row(float *s, int64_t n, float scale, float *l
     return 1 / sum;
 }
 
-CPU_DISPATCH static void scale_row(float *y, int64_t n, float factor) {
+static PER_ISA(void, scale_row, (float *y, int64_t n, float factor), (y, n, factor)) {
     for (int64_t i = 0; i < n; i++)
         y[i] *= factor;
 }
@@ -143,14 +143,16 @@ status cpu_attention(struct cpu *cpu, const struct op_call *call) { return heads
 
 /* --- backward --- */
 
-CPU_DISPATCH static void probabilities_row(float *s, int64_t n, float scale, float lse) {
+static PER_ISA(void, probabilities_row, (float *s, int64_t n, float scale, float lse), (s, n, scale, lse)) {
     for (int64_t k = 0; k < n; k++)
         s[k] = vector_exp(scale * s[k] - lse);
 }
 
 /* dp becomes the gradient of the unscaled scores, and p what dropout leaves of it. */
-CPU_DISPATCH static void scores_gradient_row(float *restrict p, float *restrict dp, const uint8_t *restrict mask,
-                                             int64_t n, float scale, float dropout_scale) {
+static PER_ISA(void, scores_gradient_row,
+               (float *restrict p, float *restrict dp, const uint8_t *restrict mask, int64_t n, float scale,
+                float dropout_scale),
+               (p, dp, mask, n, scale, dropout_scale)) {
     float sum = vector_dot(p, dp, n); /* the same as dy . y, but for the rounding of a stored y */
     for (int64_t k = 0; k < n; k++) {
         float kept = dropout_scale * p[k];

@@ -6,7 +6,7 @@
 #include "kernels/cpu/tiles.h"
 #include "kernels/cpu/vector.h"
 
-CPU_DISPATCH static void add_floats(float *to, const float *from, int64_t count) {
+static PER_ISA(void, add_floats, (float *to, const float *from, int64_t count), (to, from, count)) {
     for (int64_t i = 0; i < count; i++)
         to[i] += from[i];
 }

@@ -24,7 +24,7 @@ static const float *drop_row(const struct op_call *call, int64_t row, int64_t n,
 /* --- forward --- */
 
 /* y = a + b; y may be one of them */
-CPU_DISPATCH static void add_rows(const float *a, const float *b, float *y, int64_t n) {
+static PER_ISA(void, add_rows, (const float *a, const float *b, float *y, int64_t n), (a, b, y, n)) {
 #pragma GCC ivdep
     for (int64_t i = 0; i < n; i++)
         y[i] = a[i] + b[i];

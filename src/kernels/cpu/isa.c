@@ -1,4 +1,4 @@
-/* Which products run on this processor, and by whose code. */
+/* Whose code runs on this processor: products, attention's panels, dropout, and every loop that is PER_ISA. */
 #include <stdlib.h>
 #include <string.h>
 #ifdef __x86_64__
@@ -12,12 +12,10 @@
 static bool always(void) { return true; }
 
 #if defined(__x86_64__) && !defined(__clang__)
-static bool has_avx2(void) { return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"); }
+/* and what else compilers take for granted with it: level 3 of the architecture, level 4 below */
+static bool has_avx2(void) { return __builtin_cpu_supports("x86-64-v3"); }
 
-static bool has_avx512(void) {
-    return has_avx2() && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-           __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq");
-}
+static bool has_avx512(void) { return __builtin_cpu_supports("x86-64-v4"); }
 
 /* The instructions, an operating system that saves the tiles, and its leave to use them, which all threads get. */
 static bool has_amx(void) {
@@ -38,25 +36,33 @@ static bool has_amx(void) {
 static const struct isa {
     const char *name;
     bool (*is_there)(void);
+    enum vectors vectors;
     const struct kernel *f32, *bf16; /* bf16 NULL: its operands are multiplied as floats */
     bool library, test_only;
 } isas[] = {
 #if defined(__x86_64__) && !defined(__clang__)
-    {"amx", has_amx, &kernel_avx512, &kernel_amx, false, false},
-    {"avx512", has_avx512, &kernel_avx512, NULL, false, false},
-    {"avx2", has_avx2, &kernel_avx2, NULL, false, false},
-    {"plain", always, &kernel_plain, NULL, true, false},
+    {"amx", has_amx, VECTORS_AVX512, &kernel_avx512, &kernel_amx, false, false},
+    {"avx512", has_avx512, VECTORS_AVX512, &kernel_avx512, NULL, false, false},
+    {"avx2", has_avx2, VECTORS_AVX2, &kernel_avx2, NULL, false, false},
+    {"plain", always, VECTORS_PLAIN, &kernel_plain, NULL, true, false},
     /* the same code on other processors: for tests */
-    {"amx-emulated", has_avx2, &kernel_avx512_emulated, &kernel_amx_emulated, false, true},
-    {"avx512-emulated", has_avx2, &kernel_avx512_emulated, NULL, false, true},
+    {"amx-emulated", has_avx2, VECTORS_AVX2, &kernel_avx512_emulated, &kernel_amx_emulated, false, true},
+    {"avx512-emulated", has_avx2, VECTORS_AVX2, &kernel_avx512_emulated, NULL, false, true},
 #else
-    {"plain", always, &kernel_plain, NULL, true, false},
+    {"plain", always, VECTORS_PLAIN, &kernel_plain, NULL, true, false},
 #endif
 };
 enum { ISAS = sizeof isas / sizeof *isas };
 
 static const struct isa *in_use = &isas[0];
+enum vectors vectors_in_use = VECTORS_PLAIN; /* safe before a choice */
 static bool by_library;
+
+static void use(const struct isa *isa, bool library) {
+    in_use = isa;
+    vectors_in_use = isa->vectors;
+    by_library = library;
+}
 
 static const struct isa *named(const char *name) {
     for (int i = 0; i < ISAS; i++)
@@ -73,8 +79,7 @@ static const bool has_library = false;
 
 status products_choose(const char *name) {
     if (name && strcmp(name, "library") == 0 && has_library) {
-        in_use = named(NULL);
-        by_library = true;
+        use(named(NULL), true);
         return OK;
     }
     const struct isa *isa = named(name);
@@ -84,8 +89,7 @@ status products_choose(const char *name) {
             has_library ? ", library (oneDNN)" : "");
     if (!isa->is_there())
         return bad_input("BERTH_ISA=%s: this processor does not have it; its best is %s", name, named(NULL)->name);
-    in_use = isa;
-    by_library = !name && isa->library && has_library;
+    use(isa, !name && isa->library && has_library);
     return OK;
 }
 

@@ -26,13 +26,32 @@ struct contractions *cpu_contractions(struct cpu *cpu);
 #include "graph/op.def"
 #undef OP
 
-/* Hot loops are compiled once per instruction set and chosen at run time; sanitizers cannot follow that. */
-#if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__) && !defined(__SANITIZE_THREAD__) && \
-    !defined(__SANITIZE_ADDRESS__)
-#define CPU_DISPATCH __attribute__((target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default")))
+/* Hot loops are compiled once per instruction set, and the one runs that isa.c chose. `static PER_ISA(void, name,
+ * (parameters), (arguments)) {` begins a function so; what it calls inline becomes part of each. */
+enum vectors { VECTORS_PLAIN, VECTORS_AVX2, VECTORS_AVX512 };
+extern enum vectors vectors_in_use;
+
+#define CPU_BODY static inline __attribute__((always_inline))
+#if defined(__x86_64__) && !defined(__clang__)
+#define PER_ISA(type, name, parameters, arguments)                                                                   \
+    type name parameters;                                                                                            \
+    CPU_BODY type name##_body parameters;                                                                            \
+    __attribute__((target("arch=x86-64-v4"))) static type name##_avx512 parameters { return name##_body arguments; } \
+    __attribute__((target("arch=x86-64-v3"))) static type name##_avx2 parameters { return name##_body arguments; }   \
+    type name parameters {                                                                                           \
+        return vectors_in_use == VECTORS_AVX512 ? name##_avx512 arguments                                            \
+               : vectors_in_use == VECTORS_AVX2 ? name##_avx2 arguments                                              \
+                                                : name##_body arguments;                                             \
+    }                                                                                                                \
+    CPU_BODY type name##_body parameters
 #else
-#define CPU_DISPATCH
+#define PER_ISA(type, name, parameters, arguments)         \
+    type name parameters;                                  \
+    CPU_BODY type name##_body parameters;                  \
+    type name parameters { return name##_body arguments; } \
+    CPU_BODY type name##_body parameters
 #endif
+#define CPU_DISPATCH /* nothing: what only calls functions that are PER_ISA themselves */
 
 /* --- storage: kernels compute in floats, whatever stands in memory. Only these know the 16-bit types. --- */
 

@@ -4,11 +4,15 @@
 #include "kernels/cpu/kernels.h"
 #include "kernels/cpu/vector.h"
 
+enum { STRIDE = 256 }; /* of the search for the largest logit */
+
 static void xent_row(struct cpu *cpu, const struct op_call *call, int64_t row) {
     int64_t classes = call->attr->classes, best = 0;
     const float *logits = row_read(&call->in[0], row, cpu_scratch(cpu, 0, call->in[0].columns));
     int32_t label = ((const int32_t *)call->in[1].data)[row];
     float most = vector_max(logits, classes);
+    while (best + STRIDE < classes && vector_max(logits + best, STRIDE) < most) /* in vectors up to its neighbourhood */
+        best += STRIDE;
     while (best < classes - 1 && logits[best] < most)
         best++;
     float lse = most + (float)log(vector_sum_exp(logits, most, classes));
@@ -33,7 +37,7 @@ status cpu_loss_sum(struct cpu *cpu, const struct op_call *call) {
     return OK;
 }
 
-CPU_DISPATCH static void xent_dx_row(struct cpu *cpu, const struct op_call *call, int64_t row) {
+static PER_ISA(void, xent_dx_row, (struct cpu * cpu, const struct op_call *call, int64_t row), (cpu, call, row)) {
     int64_t classes = call->attr->classes, n = call->out[0].columns;
     const float *logits = row_read(&call->in[0], row, cpu_scratch(cpu, 0, n));
     float lse = ((const float *)call->in[1].data)[row], scale = *(const float *)call->in[3].data;

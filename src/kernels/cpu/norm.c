@@ -11,7 +11,7 @@
 
 enum { LANES = 16 }; /* partial sums of a row, whatever the instruction set */
 
-CPU_DISPATCH static float sum_of_squares(const float *x, float mean, int64_t n) {
+static PER_ISA(float, sum_of_squares, (const float *x, float mean, int64_t n), (x, mean, n)) {
     float lanes[LANES] = {0}, sum = 0;
     int64_t i = 0;
     for (; i + LANES <= n; i += LANES)
@@ -24,8 +24,10 @@ CPU_DISPATCH static float sum_of_squares(const float *x, float mean, int64_t n) 
     return sum;
 }
 
-CPU_DISPATCH void normalize_row(const float *x, int64_t n, double epsilon, const float *gamma, const float *beta,
-                                float *y, float *mean, float *rstd) {
+PER_ISA(void, normalize_row,
+        (const float *x, int64_t n, double epsilon, const float *gamma, const float *beta, float *y, float *mean,
+         float *rstd),
+        (x, n, epsilon, gamma, beta, y, mean, rstd)) {
     float m = vector_sum(x, n) / (float)n;
     float r = (float)(1 / sqrt((double)sum_of_squares(x, m, n) / (double)n + epsilon));
 #pragma GCC ivdep
@@ -47,9 +49,10 @@ static void layernorm_row(struct cpu *cpu, const struct op_call *call, int64_t r
 status cpu_layernorm(struct cpu *cpu, const struct op_call *call) { return cpu_rows(cpu, call, layernorm_row); }
 
 /* The two passes over a row: sums of g and g xhat, with what the row adds to dgamma and dbeta; then dx. */
-CPU_DISPATCH static void gradient_sums(const float *dy, const float *x, int64_t n, float mean, float rstd,
-                                       const float *gamma, float *restrict dgamma, float *restrict dbeta,
-                                       float sums[2]) {
+static PER_ISA(void, gradient_sums,
+               (const float *dy, const float *x, int64_t n, float mean, float rstd, const float *gamma,
+                float *restrict dgamma, float *restrict dbeta, float sums[2]),
+               (dy, x, n, mean, rstd, gamma, dgamma, dbeta, sums)) {
     float plain[LANES] = {0}, times_xhat[LANES] = {0};
     int64_t i = 0, whole = n / LANES * LANES;
     for (; i < whole; i += LANES)
@@ -74,8 +77,10 @@ CPU_DISPATCH static void gradient_sums(const float *dy, const float *x, int64_t 
     }
 }
 
-CPU_DISPATCH static void gradient_of_sums(const float *dy, const float *x, int64_t n, float mean, float rstd,
-                                          const float *gamma, float mean_g, float mean_product, float *dx) {
+static PER_ISA(void, gradient_of_sums,
+               (const float *dy, const float *x, int64_t n, float mean, float rstd, const float *gamma, float mean_g,
+                float mean_product, float *dx),
+               (dy, x, n, mean, rstd, gamma, mean_g, mean_product, dx)) {
 #pragma GCC ivdep
     for (int64_t i = 0; i < n; i++)
         dx[i] = rstd * (gamma[i] * dy[i] - mean_g - (x[i] - mean) * rstd * mean_product);
@@ -88,7 +93,7 @@ void normalize_row_gradient(const float *dy, const float *x, int64_t n, float me
     gradient_of_sums(dy, x, n, mean, rstd, gamma, sums[0] / (float)n, sums[1] / (float)n, dx);
 }
 
-CPU_DISPATCH static void layernorm_dx_row(struct cpu *cpu, const struct op_call *call, int64_t row) {
+static PER_ISA(void, layernorm_dx_row, (struct cpu * cpu, const struct op_call *call, int64_t row), (cpu, call, row)) {
     int64_t n = call->out[0].columns;
     const float *dy = row_read(&call->in[0], row, cpu_scratch(cpu, 0, n));
     const float *x = row_read(&call->in[1], row, cpu_scratch(cpu, 1, n));
@@ -101,8 +106,7 @@ CPU_DISPATCH static void layernorm_dx_row(struct cpu *cpu, const struct op_call 
         product[i] = scaled[i] * (x[i] - mean) * rstd;
     }
     float mean_g = vector_sum(scaled, n) / (float)n, mean_product = vector_sum(product, n) / (float)n;
-    for (int64_t i = 0; i < n; i++)
-        dx[i] = rstd * (scaled[i] - mean_g - (x[i] - mean) * rstd * mean_product);
+    gradient_of_sums(dy, x, n, mean, rstd, gamma, mean_g, mean_product, dx);
     row_written(&call->out[0], row, dx);
 }
 
@@ -119,7 +123,8 @@ struct column_sums {
     int sums;
 };
 
-CPU_DISPATCH static void bias_block(const struct column_sums *job, int64_t block, float *sum, float *unused) {
+static PER_ISA(void, bias_block, (const struct column_sums *job, int64_t block, float *sum, float *unused),
+               (job, block, sum, unused)) {
     (void)unused;
     const struct operand *dy = &job->call->in[0];
     int64_t n = dy->columns, end = (block + 1) * BLOCK < dy->rows ? (block + 1) * BLOCK : dy->rows;
@@ -131,7 +136,8 @@ CPU_DISPATCH static void bias_block(const struct column_sums *job, int64_t block
     }
 }
 
-CPU_DISPATCH static void norm_block(const struct column_sums *job, int64_t block, float *dgamma, float *dbeta) {
+static PER_ISA(void, norm_block, (const struct column_sums *job, int64_t block, float *dgamma, float *dbeta),
+               (job, block, dgamma, dbeta)) {
     const struct operand *dy = &job->call->in[0], *x = &job->call->in[1];
     const float *mean = job->call->in[2].data, *rstd = job->call->in[3].data;
     int64_t n = dy->columns, end = (block + 1) * BLOCK < dy->rows ? (block + 1) * BLOCK : dy->rows;
@@ -214,7 +220,8 @@ static status make_with_sums(struct cpu *cpu, const struct op_call *call, made_r
     return OK;
 }
 
-CPU_DISPATCH static void ebsb_row(struct cpu *cpu, const struct op_call *call, int64_t row, float *sums) {
+static PER_ISA(void, ebsb_row, (struct cpu * cpu, const struct op_call *call, int64_t row, float *sums),
+               (cpu, call, row, sums)) {
     int64_t n = call->out[0].columns;
     const float *a = row_read(&call->in[0], row, cpu_scratch(cpu, 0, n));
     const float *b = row_read(&call->in[1], row, cpu_scratch(cpu, 1, n));
@@ -234,7 +241,8 @@ CPU_DISPATCH static void ebsb_row(struct cpu *cpu, const struct op_call *call, i
 
 status cpu_ebsb(struct cpu *cpu, const struct op_call *call) { return make_with_sums(cpu, call, ebsb_row, 3); }
 
-CPU_DISPATCH static void bdrb_row(struct cpu *cpu, const struct op_call *call, int64_t row, float *sums) {
+static PER_ISA(void, bdrb_row, (struct cpu * cpu, const struct op_call *call, int64_t row, float *sums),
+               (cpu, call, row, sums)) {
     int64_t n = call->out[0].columns;
     const float *h = row_read(&call->in[0], row, cpu_scratch(cpu, 0, n));
     const float *dy = row_read(&call->in[1], row, cpu_scratch(cpu, 1, n));

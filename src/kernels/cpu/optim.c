@@ -17,7 +17,7 @@ struct update {
 
 /* --- grad_norm --- */
 
-CPU_DISPATCH static double sum_of_squares(const float *x, int64_t n) {
+static PER_ISA(double, sum_of_squares, (const float *x, int64_t n), (x, n)) {
     enum { LANES = 16 };
     double lanes[LANES] = {0}, sum = 0;
     int64_t i = 0;
@@ -83,8 +83,10 @@ static void write_weights(const struct update *u, const struct chunk *chunk) {
 
 /* --- adam --- */
 
-CPU_DISPATCH static void adam_chunk(const struct update *u, float *restrict p, const float *restrict grad,
-                                    float *restrict m, float *restrict v, int64_t n, float decay) {
+static PER_ISA(void, adam_chunk,
+               (const struct update *u, float *restrict p, const float *restrict grad, float *restrict m,
+                float *restrict v, int64_t n, float decay),
+               (u, p, grad, m, v, n, decay)) {
     float added = u->decoupled ? 0 : decay, kept = u->decoupled ? decay : 0;
     for (int64_t i = 0; i < n; i++) {
         float g = grad[i] * u->clip_scale + added * p[i];
@@ -125,8 +127,10 @@ status cpu_adam(struct cpu *cpu, const struct op_call *call) {
 /* --- lamb --- */
 
 /* The update r takes the place of the gradient. */
-CPU_DISPATCH static void lamb_chunk(const struct update *u, const float *restrict p, float *restrict grad,
-                                    float *restrict m, float *restrict v, int64_t n, float decay) {
+static PER_ISA(void, lamb_chunk,
+               (const struct update *u, const float *restrict p, float *restrict grad, float *restrict m,
+                float *restrict v, int64_t n, float decay),
+               (u, p, grad, m, v, n, decay)) {
     for (int64_t i = 0; i < n; i++) {
         float g = grad[i] * u->clip_scale;
         m[i] = u->beta1 * m[i] + u->one_minus_beta1 * g;
@@ -172,7 +176,8 @@ static float trust_ratio(const struct op_call *call, const double *norms, int pa
     return trusted ? (float)(sqrt(weights) / sqrt(update)) : 1;
 }
 
-CPU_DISPATCH static void apply_chunk(float *restrict p, const float *restrict update, int64_t n, float rate) {
+static PER_ISA(void, apply_chunk, (float *restrict p, const float *restrict update, int64_t n, float rate),
+               (p, update, n, rate)) {
     for (int64_t i = 0; i < n; i++)
         p[i] -= rate * update[i];
 }

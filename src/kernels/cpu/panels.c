@@ -29,7 +29,7 @@ enum { DEPTH = 256 }; /* of k at a time: so much of a panel stays in the first-l
         }                                                                                                          \
     }
 SLIVER_KERNEL(plain_sliver, , 16, 3)
-#ifdef __x86_64__
+#if defined(__x86_64__) && !defined(__clang__)
 SLIVER_KERNEL(avx2_sliver, __attribute__((target("avx2,fma"))), 32, 6)
 SLIVER_KERNEL(avx512_sliver, __attribute__((target("avx512f"))), 64, 12)
 #endif
@@ -48,10 +48,10 @@ static void run(const struct panel_product *product, int rows,
 }
 
 void panel_product(const struct panel_product *product) {
-#ifdef __x86_64__
-    if (__builtin_cpu_supports("avx512f"))
+#if defined(__x86_64__) && !defined(__clang__)
+    if (vectors_in_use == VECTORS_AVX512)
         return run(product, 12, avx512_sliver);
-    if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"))
+    if (vectors_in_use == VECTORS_AVX2)
         return run(product, 6, avx2_sliver);
 #endif
     run(product, 3, plain_sliver);

@@ -5,7 +5,7 @@
 /* Sixteen partial results, whatever the instruction set: the same bits on every processor. */
 enum { LANES = 16 };
 
-CPU_DISPATCH float vector_sum(const float *x, int64_t n) {
+PER_ISA(float, vector_sum, (const float *x, int64_t n), (x, n)) {
     float lanes[LANES] = {0}, sum = 0;
     int64_t i = 0;
     for (; i + LANES <= n; i += LANES)
@@ -18,7 +18,7 @@ CPU_DISPATCH float vector_sum(const float *x, int64_t n) {
     return sum;
 }
 
-CPU_DISPATCH float vector_dot(const float *x, const float *y, int64_t n) {
+PER_ISA(float, vector_dot, (const float *x, const float *y, int64_t n), (x, y, n)) {
     float lanes[LANES] = {0}, sum = 0;
     int64_t i = 0;
     for (; i + LANES <= n; i += LANES)
@@ -31,7 +31,7 @@ CPU_DISPATCH float vector_dot(const float *x, const float *y, int64_t n) {
     return sum;
 }
 
-CPU_DISPATCH float vector_max(const float *x, int64_t n) {
+PER_ISA(float, vector_max, (const float *x, int64_t n), (x, n)) {
     float lanes[LANES], most = x[0];
     int64_t i = 0;
     for (int lane = 0; lane < LANES; lane++)
@@ -46,7 +46,7 @@ CPU_DISPATCH float vector_max(const float *x, int64_t n) {
     return most;
 }
 
-CPU_DISPATCH double vector_sum_exp(const float *x, float shift, int64_t n) {
+PER_ISA(double, vector_sum_exp, (const float *x, float shift, int64_t n), (x, shift, n)) {
     float lanes[LANES] = {0};
     double sum = 0;
     int64_t i = 0;
@@ -62,22 +62,22 @@ CPU_DISPATCH double vector_sum_exp(const float *x, float shift, int64_t n) {
 
 /* --- storage --- */
 
-CPU_DISPATCH void floats_from_bf16(const bf16 *x, int64_t count, float *y) {
+PER_ISA(void, floats_from_bf16, (const bf16 *x, int64_t count, float *y), (x, count, y)) {
     for (int64_t i = 0; i < count; i++)
         y[i] = bf16_to_float(x[i]);
 }
 
-CPU_DISPATCH void floats_to_bf16(const float *x, int64_t count, bf16 *y) {
+PER_ISA(void, floats_to_bf16, (const float *x, int64_t count, bf16 *y), (x, count, y)) {
     for (int64_t i = 0; i < count; i++)
         y[i] = bf16_from_float(x[i]);
 }
 
-CPU_DISPATCH void floats_from_f16(const f16 *x, int64_t count, float *y) {
+PER_ISA(void, floats_from_f16, (const f16 *x, int64_t count, float *y), (x, count, y)) {
     for (int64_t i = 0; i < count; i++)
         y[i] = f16_to_float(x[i]);
 }
 
-CPU_DISPATCH void floats_to_f16(const float *x, int64_t count, f16 *y) {
+PER_ISA(void, floats_to_f16, (const float *x, int64_t count, f16 *y), (x, count, y)) {
     for (int64_t i = 0; i < count; i++)
         y[i] = f16_from_float(x[i]);
 }
