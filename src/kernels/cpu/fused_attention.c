@@ -32,7 +32,7 @@ static void foresee(const struct operand *operand, const struct head *head, int6
         __builtin_prefetch(from + at);
 }
 
-CPU_DISPATCH static void read_rows(const struct operand *operand, const struct head *head, float *to) {
+static void read_rows(const struct operand *operand, const struct head *head, float *to) {
     for (int64_t r = 0; r < head->n; r++) {
         if (r + AHEAD < head->n)
             foresee(operand, head, r + AHEAD);
@@ -42,8 +42,8 @@ CPU_DISPATCH static void read_rows(const struct operand *operand, const struct h
 }
 
 /* Rows [first, first + count) of the head, from rows of whole panels. */
-CPU_DISPATCH static void write_rows(const struct operand *operand, const struct head *head, int64_t first,
-                                    int64_t count, const float *from) {
+static void write_rows(const struct operand *operand, const struct head *head, int64_t first, int64_t count,
+                       const float *from) {
     for (int64_t r = 0; r < count; r++) {
         int64_t at = row_offset(operand, head->row + first + r) + head->number * head->p;
         floats_write(operand->data, operand->dtype, at, head->p, from + r * panel_columns(head->p));

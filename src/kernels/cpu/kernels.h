@@ -51,7 +51,6 @@ extern enum vectors vectors_in_use;
     type name parameters { return name##_body arguments; } \
     CPU_BODY type name##_body parameters
 #endif
-#define CPU_DISPATCH /* nothing: what only calls functions that are PER_ISA themselves */
 
 /* --- storage: kernels compute in floats, whatever stands in memory. Only these know the 16-bit types. --- */
 

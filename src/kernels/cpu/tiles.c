@@ -14,7 +14,7 @@ struct conversion {
     int64_t stride;
 };
 
-CPU_DISPATCH static void to_float(void *ctx, int64_t begin, int64_t end) {
+static void to_float(void *ctx, int64_t begin, int64_t end) {
     const struct conversion *job = ctx;
     const struct operand *operand = job->operand;
     for (int64_t row = begin; row < end; row++)
@@ -33,13 +33,11 @@ const float *operand_floats(struct cpu *cpu, const struct operand *operand, int 
     return job.values;
 }
 
-CPU_DISPATCH const float *segment_read(const struct operand *operand, int64_t row, int64_t column, int64_t count,
-                                       float *buffer) {
+const float *segment_read(const struct operand *operand, int64_t row, int64_t column, int64_t count, float *buffer) {
     return floats_read(operand->data, operand->dtype, row_offset(operand, row) + column, count, buffer);
 }
 
-CPU_DISPATCH void segment_write(const struct operand *operand, int64_t row, int64_t column, int64_t count,
-                                const float *values) {
+void segment_write(const struct operand *operand, int64_t row, int64_t column, int64_t count, const float *values) {
     floats_write(operand->data, operand->dtype, row_offset(operand, row) + column, count, values);
 }
 
