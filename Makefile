@@ -208,10 +208,11 @@ check-emulator: cuda-headers
 # and steps of training beside the CPU backend
 EMU_KERNEL_TESTS = tests/kernels/test_optable tests/optim/test_optim
 check-emu: all check-emulator
-	@$(MAKE) -s EMU=1 all $(EMU_KERNEL_TESTS:%=build/emu/%) build/emu/tests/train/test_recording
+	@$(MAKE) -s EMU=1 all $(EMU_KERNEL_TESTS:%=build/emu/%) build/emu/tests/train/test_recording build/emu/tests/train/test_network
 	@$(MAKE) -s EMU=race $(EMU_KERNEL_TESTS:%=build/emurace/%)
 	@BERTH_TEST_DEVICE=cuda sh scripts/run_tests.sh $(EMU_KERNEL_TESTS:%=build/emu/%) build/emu/tests/train/test_recording \
 	    $(EMU_KERNEL_TESTS:%=build/emurace/%)
+	@BERTH_TEST_DEVICE=cuda BERTH_TEST_ONLY=test_fusion_in_16_bits sh scripts/run_tests.sh build/emu/tests/train/test_network
 	@python3 tests/cudaemu/train_check.py $(PROGRAM) build/berth-emu
 
 # a table of what ptxas made of the kernels, docs/results/kernels.md; fails where registers are spilled or the page is of others

@@ -67,6 +67,9 @@ if [ "${CHECK_FAST:-0}" != 1 ]; then
         only='test_optable\|test_optim' tests "CUDA kernels under the race checker" EMU=race
         only='test_optable\|test_optim\|test_recording' \
             tests "CUDA backend under address and undefined-behaviour sanitizers" EMU=1 SANITIZE=1
+        export BERTH_TEST_ONLY=test_fusion_in_16_bits # all of test_network would take five minutes
+        only=test_network tests "levels of fusion in the emulator" EMU=1
+        unset BERTH_TEST_ONLY
         unset BERTH_TEST_DEVICE
         step "the program with the emulator" make emu
         step "tests/cudaemu/train_check.py" python3 tests/cudaemu/train_check.py build/berth build/berth-emu

@@ -5,11 +5,11 @@
 #include "graph/graph.h"
 
 /* An operand as a kernel sees it: device memory and its shape now. rows is the first dim, columns the product of the
- * others. For [h,e] matrices rows = h and columns = e; see op.def for the order inside. */
+ * others; rows begin `stride` elements apart, which are more than columns for "|" operands only (op.def). For [h,e] matrices rows = h and columns = e; see op.def for the order inside. */
 struct operand {
     void *data;
     enum dtype dtype;
-    int64_t rows, padded_rows, columns;
+    int64_t rows, padded_rows, columns, stride;
 };
 
 /* How the tokens of the micro-batch fall into sequences. Pointers are device memory. */

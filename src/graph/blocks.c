@@ -4,7 +4,7 @@
 static struct operand block_of(const struct operand *whole, int64_t first, int64_t most) {
     struct operand block = *whole;
     int64_t left = whole->rows - first;
-    block.data = (char *)whole->data + first * whole->columns * (int64_t)dtype_size(whole->dtype);
+    block.data = (char *)whole->data + first * whole->stride * (int64_t)dtype_size(whole->dtype);
     block.rows = left < 0 ? 0 : left < most ? left : most;
     block.padded_rows = whole->padded_rows - first < most ? whole->padded_rows - first : most;
     return block;

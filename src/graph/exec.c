@@ -202,6 +202,7 @@ static struct operand bind_operand(const struct exec *exec, int number) {
                               .padded_rows = sizes->padded[tensor->dims[0]]};
     for (int i = 1; i < tensor->rank; i++)
         operand.columns *= sizes->n[tensor->dims[i]];
+    operand.stride = operand.columns * exec->plan.beside[number];
     return operand;
 }
 

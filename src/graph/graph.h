@@ -49,6 +49,7 @@ struct op_info {
         bool updated;     /* + */
         bool accumulated; /* ~ */
         bool scratch;     /* ? */
+        bool beside;      /* | */
         bool fixed_dtype; /* dtype below; otherwise the graph's compute dtype */
         enum dtype dtype;
     } in[MAX_OPERANDS], out[MAX_OPERANDS];

@@ -39,7 +39,7 @@ static enum dtype parse_dtype(const char *text) {
     abort(); /* a fault of the table, not of a user */
 }
 
-/* One operand: [+~?]name:[n]letters[/dtype] */
+/* One operand: [+~?|]name:[n]letters[/dtype] */
 static struct operand_info parse_operand(const char *text, size_t length) {
     struct operand_info operand = {0};
     char word[64], letters[16], *cut;
@@ -48,7 +48,8 @@ static struct operand_info parse_operand(const char *text, size_t length) {
     operand.updated = *name == '+';
     operand.accumulated = *name == '~';
     operand.scratch = *name == '?';
-    name += operand.updated || operand.accumulated || operand.scratch;
+    operand.beside = *name == '|';
+    name += operand.updated || operand.accumulated || operand.scratch || operand.beside;
     char *colon = strchr(name, ':');
     *colon = 0;
     snprintf(operand.name, sizeof operand.name, "%s", name);

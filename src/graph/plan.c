@@ -17,6 +17,59 @@ static void touch(struct plan *plan, int tensor, int node) {
     plan->last[tensor] = node;
 }
 
+/* --- tensors side by side --- */
+
+enum { BESIDE = 3, COLUMN_PACK = 16 };
+
+static void bar(const struct graph *graph, const int *tensors, const struct operand_info *operands, int count,
+                bool *barred) {
+    for (int i = 0; i < count; i++)
+        if (!operands[i].beside || graph->tensors[tensors[i]].kind != TENSOR_ACTIVATION)
+            barred[tensors[i]] = true;
+}
+
+/* The first output of the node that begins a group, or -1. Columns are a multiple of what parameters are aligned to:
+ * only then do the three weights stand side by side, too. */
+static int group_of(const struct graph *graph, const struct node *node, const bool *barred) {
+    const struct op_info *info = op_info(node->op);
+    for (int i = 0; i + BESIDE <= info->outputs; i++) {
+        const struct tensor *first = &graph->tensors[node->out[i]];
+        bool group = first->rank == 2 && graph->capacity.n[first->dims[1]] % COLUMN_PACK == 0;
+        for (int j = i; j < i + BESIDE && group; j++) {
+            const struct tensor *tensor = &graph->tensors[node->out[j]];
+            group = info->out[j].beside && !barred[node->out[j]] && tensor->dtype == first->dtype &&
+                    tensor->rank == first->rank && memcmp(tensor->dims, first->dims, sizeof first->dims) == 0;
+        }
+        if (group)
+            return i;
+    }
+    return -1;
+}
+
+/* The tensors of a group become one lifetime, that of the first; column[t] is where t begins in its rows, in bytes. */
+static void place_beside(const struct graph *graph, struct plan *plan, int *owner, int64_t *column) {
+    bool *barred = xcalloc((size_t)graph->tensor_count, sizeof *barred);
+    for (int n = 0; n < graph->node_count; n++) {
+        const struct node *node = &graph->nodes[n];
+        bar(graph, node->in, op_info(node->op)->in, op_info(node->op)->inputs, barred);
+        bar(graph, node->out, op_info(node->op)->out, op_info(node->op)->outputs, barred);
+    }
+    for (int n = 0; n < graph->node_count; n++) {
+        const struct node *node = &graph->nodes[n];
+        int group = group_of(graph, node, barred);
+        for (int j = 0; j < BESIDE && group >= 0; j++) {
+            int root = node->out[group], tensor = node->out[group + j];
+            const struct tensor *t = &graph->tensors[tensor];
+            owner[tensor] = root;
+            column[tensor] = j * graph->capacity.n[t->dims[1]] * (int64_t)dtype_size(t->dtype);
+            plan->beside[tensor] = BESIDE;
+            if (plan->last[tensor] > plan->last[root])
+                plan->last[root] = plan->last[tensor];
+        }
+    }
+    free(barred);
+}
+
 /* An operator that may work in place takes over its input's memory when that input dies with it: the two tensors become
  * one lifetime. owner[t] is the tensor whose memory t uses. */
 static void share_in_place(const struct graph *graph, struct plan *plan, int *owner) {
@@ -27,7 +80,8 @@ static void share_in_place(const struct graph *graph, struct plan *plan, int *ow
             continue;
         int from = node->in[info->in_place], to = node->out[0];
         if (graph->tensors[from].kind != TENSOR_ACTIVATION || graph->tensors[to].kind != TENSOR_ACTIVATION ||
-            plan->last[from] != n || tensor_bytes(graph, from) != tensor_bytes(graph, to))
+            plan->last[from] != n || tensor_bytes(graph, from) != tensor_bytes(graph, to) || plan->beside[from] > 1 ||
+            plan->beside[to] > 1)
             continue;
         bool twice = false; /* the same tensor as another operand of the node would be read after it was overwritten */
         for (int i = 0; i < info->inputs; i++)
@@ -99,17 +153,20 @@ static int64_t largest_live_set(const struct graph *graph, const struct plan *pl
 static void plan_activations(const struct graph *graph, struct plan *plan) {
     int *owner = xmalloc((size_t)graph->tensor_count * sizeof *owner), count = 0;
     struct span *spans = xmalloc((size_t)graph->tensor_count * sizeof *spans);
+    int64_t *column = xcalloc((size_t)graph->tensor_count, sizeof *column);
     for (int t = 0; t < graph->tensor_count; t++)
         owner[t] = t;
+    place_beside(graph, plan, owner, column);
     share_in_place(graph, plan, owner);
     for (int t = 0; t < graph->tensor_count; t++)
         if (graph->tensors[t].kind == TENSOR_ACTIVATION && plan->first[t] >= 0 && owner[t] == t)
-            spans[count++] = (struct span){.tensor = t, .bytes = tensor_bytes(graph, t)};
+            spans[count++] = (struct span){.tensor = t, .bytes = plan->beside[t] * tensor_bytes(graph, t)};
     plan->live_bytes = largest_live_set(graph, plan, spans, count);
     qsort(spans, (size_t)count, sizeof *spans, largest_first);
     place(plan, spans, count);
     for (int t = 0; t < graph->tensor_count; t++)
-        plan->offset[t] = plan->offset[owner[t]];
+        plan->offset[t] = plan->offset[owner[t]] < 0 ? -1 : plan->offset[owner[t]] + column[t];
+    free(column);
     free(spans);
     free(owner);
 }
@@ -138,10 +195,12 @@ static void add_other_memory(const struct graph *graph, struct plan *plan) {
 status plan_make(const struct graph *graph, struct plan *plan) {
     size_t tensors = (size_t)graph->tensor_count;
     *plan = (struct plan){.offset = xmalloc(tensors * sizeof *plan->offset),
+                          .beside = xmalloc(tensors * sizeof *plan->beside),
                           .first = xmalloc(tensors * sizeof *plan->first),
                           .last = xmalloc(tensors * sizeof *plan->last)};
     for (size_t t = 0; t < tensors; t++) {
         plan->offset[t] = -1;
+        plan->beside[t] = 1;
         plan->first[t] = plan->last[t] = -1;
     }
     for (int n = 0; n < graph->node_count; n++) {
@@ -159,6 +218,7 @@ status plan_make(const struct graph *graph, struct plan *plan) {
 
 void plan_free(struct plan *plan) {
     free(plan->offset);
+    free(plan->beside);
     free(plan->first);
     free(plan->last);
     *plan = (struct plan){0};

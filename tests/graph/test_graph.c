@@ -113,6 +113,49 @@ static void test_verifier_refuses(void **state) {
     expect_refusal(g, "grad.forgotten");
 }
 
+enum beside_case { ALL_MARKED, ONE_READ_BY_ANOTHER, NO_WHOLE_PACKS };
+
+/* q, k and v of OP_qkv, which OP_attention reads. */
+static void check_beside(enum beside_case which) {
+    struct sizes sizes = small_sizes();
+    sizes_set(&sizes, DIM_I, which == NO_WHOLE_PACKS ? 36 : 32);
+    struct graph *g = graph_new(F32, &sizes);
+    int in[7] = {graph_tensor(g, TENSOR_INPUT, F32, "ti", "x")}, out[3], y[2], sum = act_tensor(g, "ti", "sum");
+    for (int i = 1; i < 7; i++) {
+        int parameter = graph_parameter(g, i < 4 ? "ii" : "i", INIT_NORMAL, true, "p%d", i);
+        in[i] = g->parameters[parameter].weight;
+    }
+    graph_close_parameters(g);
+    for (int i = 0; i < 3; i++)
+        out[i] = graph_tensor(g, TENSOR_ACTIVATION, F32, "ti", "%c", "qkv"[i]);
+    y[0] = act_tensor(g, "ti", "y"), y[1] = act_tensor(g, "th", "lse");
+    graph_node(g, OP_qkv, PASS_FORWARD, 0, in, out);
+    graph_node(g, OP_attention, PASS_FORWARD, 0, out, y);
+    graph_node(g, OP_add, PASS_FORWARD, 0, (int[]){y[0], which == ONE_READ_BY_ANOTHER ? out[1] : in[0]}, &sum);
+    assert_int_equal(graph_verify(g), OK);
+    struct plan plan;
+    assert_int_equal(plan_make(g, &plan), OK);
+    int64_t row = sizes.n[DIM_I] * 4;
+    for (int i = 0; i < 3; i++) {
+        int64_t distance = plan.offset[out[i]] - plan.offset[out[0]];
+        assert_int_equal(plan.beside[out[i]], which == ALL_MARKED ? 3 : 1);
+        if (which == ALL_MARKED)
+            assert_int_equal(distance, i * row);
+        else if (i > 0)
+            assert_true(distance >= 512 * row || distance <= -512 * row);
+        int64_t from_y = plan.offset[y[0]] - plan.offset[out[0]]; /* is alive with them */
+        assert_true(from_y >= (which == ALL_MARKED ? 3 : 1) * 512 * row || from_y <= -512 * row);
+    }
+    plan_free(&plan);
+    graph_free(g);
+}
+
+static void test_columns_of_one_matrix(void **state) {
+    (void)state;
+    for (enum beside_case which = ALL_MARKED; which <= NO_WHOLE_PACKS; which++)
+        check_beside(which);
+}
+
 /* A chain with branches: offsets of tensors alive together must not overlap; in-place chains may. */
 static void test_plan_never_overlaps(void **state) {
     (void)state;
@@ -186,9 +229,13 @@ static void test_parameters_in_chunks(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_ragged_rounding),          cmocka_unit_test(test_op_table_parses),
-        cmocka_unit_test(test_verifier_accepts_a_chain), cmocka_unit_test(test_verifier_refuses),
-        cmocka_unit_test(test_plan_never_overlaps),      cmocka_unit_test(test_counts),
+        cmocka_unit_test(test_ragged_rounding),
+        cmocka_unit_test(test_op_table_parses),
+        cmocka_unit_test(test_verifier_accepts_a_chain),
+        cmocka_unit_test(test_verifier_refuses),
+        cmocka_unit_test(test_columns_of_one_matrix),
+        cmocka_unit_test(test_plan_never_overlaps),
+        cmocka_unit_test(test_counts),
         cmocka_unit_test(test_parameters_in_chunks),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

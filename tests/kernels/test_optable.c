@@ -52,6 +52,21 @@ static const struct shape shapes[] = {
 };
 enum { SHAPES = sizeof shapes / sizeof *shapes };
 
+/* Sizes for which kernels have other forms. First, more than one tile of queries and of keys for each of the widths of
+ * heads, and long rows of logits; then, without contractions, whose references would take long, rows of four items
+ * of a warp, and of all warps of a block, with packs and without, and runs of one row of a table over many blocks. */
+static const struct shape long_shapes[] = {
+    {"heads of 24", 2, {133, 1}, 1, 24, 24, 264, 9008, 9001, 3},
+    {"heads of 64", 2, {67, 130}, 1, 64, 64, 520, 64, 64, 3},
+    {"heads of 128", 1, {70}, 1, 128, 128, 133, 1301, 1300, 3},
+    {"four items", 2, {3, 1}, 1, 776, 776, 9, 64, 61, 0},
+    {"several warps", 1, {3}, 1, 2056, 2056, 8, 64, 61, 0},
+    {"several warps without packs", 1, {5}, 1, 259, 259, 8, 64, 61, 0},
+    {"a long sequence", 1, {1030}, 1, 8, 8, 8, 3, 3, 0},
+};
+enum { WITH_CONTRACTIONS = 3 };
+enum { LONG_SHAPES = sizeof long_shapes / sizeof *long_shapes };
+
 struct tokens {
     int32_t starts[MOST_SEQUENCES + 1], sequence[MOST_TOKENS];
     int64_t square_starts[MOST_SEQUENCES + 1], numbers[MOST_SEQUENCES];
@@ -164,6 +179,8 @@ struct sides {
     struct ref_call ref;
     void *in_data[MAX_OPERANDS]; /* as first made: runs start from copies */
     size_t in_bytes[MAX_OPERANDS], out_bytes[MAX_OPERANDS];
+    bool in_borrowed[MAX_OPERANDS], out_borrowed[MAX_OPERANDS]; /* memory of an operand before it */
+    bool beside;                                                /* operands that may be are columns of one matrix */
     void *out_start[MAX_OPERANDS], *result[MAX_OPERANDS];
     struct ragged ragged; /* the device's */
 };
@@ -384,7 +401,53 @@ static void shape_operand(const struct shape *shape, const struct tokens *t, con
     int64_t count = operand->padded_rows * operand->columns;
     reference->d = xcalloc((size_t)count + 1, sizeof *reference->d);
     *bytes = (size_t)count * dtype_size(operand->dtype);
-    operand->data = on_device(NULL, *bytes);
+    operand->stride = operand->columns;
+}
+
+/* Three operands of one shape as the memory plan may lay them: side by side those marked so, below each other those of
+ * weights; false: each has memory of its own. */
+static bool are_three(const struct operand_info *info, const struct operand *operands, int left) {
+    return left >= 3 && operands->columns * operands->padded_rows > 0 &&
+           (info->beside ? operands->columns : operands->padded_rows) % 16 == 0 &&
+           strcmp(info[0].letters, info[1].letters) == 0 && strcmp(info[0].letters, info[2].letters) == 0 &&
+           info[0].beside == info[1].beside && info[0].beside == info[2].beside;
+}
+
+static void allocate(const struct sides *sides, const struct operand_info *info, int count, const size_t *bytes,
+                     struct operand *operands, bool *borrowed) {
+    for (int i = 0; i < count; i++) {
+        if (!sides->beside || !are_three(&info[i], &operands[i], count - i)) {
+            operands[i].data = on_device(NULL, bytes[i]);
+            continue;
+        }
+        char *data = on_device(NULL, 3 * bytes[i]);
+        size_t step = info[i].beside ? (size_t)operands[i].columns * dtype_size(operands[i].dtype) : bytes[i];
+        for (int j = 0; j < 3; j++) {
+            operands[i + j].data = data + (size_t)j * step;
+            operands[i + j].stride *= info[i].beside ? 3 : 1;
+            borrowed[i + j] = j > 0;
+        }
+        i += 2;
+    }
+}
+
+/* To and from the device, row by row where rows have gaps. */
+static void upload(const struct operand *operand, const void *host, size_t bytes) {
+    size_t size = dtype_size(operand->dtype), row = (size_t)operand->columns * size;
+    if (operand->stride == operand->columns)
+        must(backend->upload(backend, operand->data, host, bytes));
+    for (int64_t r = 0; r < operand->padded_rows && operand->stride > operand->columns; r++)
+        must(backend->upload(backend, (char *)operand->data + (size_t)(r * operand->stride) * size,
+                             (const char *)host + (size_t)r * row, row));
+}
+
+static void download(const struct operand *operand, void *host, size_t bytes) {
+    size_t size = dtype_size(operand->dtype), row = (size_t)operand->columns * size;
+    if (operand->stride == operand->columns)
+        must(backend->download(backend, host, operand->data, bytes));
+    for (int64_t r = 0; r < operand->padded_rows && operand->stride > operand->columns; r++)
+        must(backend->download(backend, (char *)host + (size_t)r * row,
+                               (char *)operand->data + (size_t)(r * operand->stride) * size, row));
 }
 
 /* An index into table number `operand` of an operator that has several: the letter of its rows. */
@@ -393,23 +456,25 @@ static char index_letter(const struct operand_info *in, int operand) {
 }
 
 static void make_sides(const struct shape *shape, const struct tokens *t, const struct op_case *c, enum dtype compute,
-                       const struct attr *attr, struct sides *sides) {
+                       const struct attr *attr, bool beside, struct sides *sides) {
     const struct op_info *info = op_info(c->op);
     struct random_stream random = random_open(11, RANDOM_TEST, (uint64_t)(c - cases));
+    int64_t longest = t->ragged.longest > 130 ? t->ragged.longest : 130;
     *sides = (struct sides){.call = {.op = c->op,
                                      .attr = attr,
                                      .seed = 77,
                                      .heads = shape->heads,
-                                     .longest_position = 130,
+                                     .longest_position = longest,
                                      .hidden = shape->heads * shape->head_size,
                                      .ragged = &sides->ragged},
+                            .beside = beside,
                             .ragged = ragged_on_device(t)};
     sides->ref = (struct ref_call){.op = c->op,
                                    .attr = *attr,
                                    .seed = 77,
                                    .compute = compute,
                                    .heads = shape->heads,
-                                   .longest_position = 130,
+                                   .longest_position = longest,
                                    .hidden = sides->call.hidden,
                                    .ragged = &t->ragged};
     for (int i = 0; i < info->inputs; i++) {
@@ -441,6 +506,8 @@ static void make_sides(const struct shape *shape, const struct tokens *t, const 
             sides->ref.out[i].d[at] = get(sides->out_start[i], sides->call.out[i].dtype, at);
         }
     }
+    allocate(sides, info->in, info->inputs, sides->in_bytes, sides->call.in, sides->in_borrowed);
+    allocate(sides, info->out, info->outputs, sides->out_bytes, sides->call.out, sides->out_borrowed);
 }
 
 static void free_sides(struct sides *sides) {
@@ -450,8 +517,10 @@ static void free_sides(struct sides *sides) {
         backend->memory_free(backend, (void *)ragged[i]);
     for (int i = 0; i < MAX_OPERANDS; i++) {
         free(sides->in_data[i]), free(sides->out_start[i]), free(sides->result[i]);
-        backend->memory_free(backend, sides->call.in[i].data);
-        backend->memory_free(backend, sides->call.out[i].data);
+        if (!sides->in_borrowed[i])
+            backend->memory_free(backend, sides->call.in[i].data);
+        if (!sides->out_borrowed[i])
+            backend->memory_free(backend, sides->call.out[i].data);
         free(sides->ref.in[i].d), free(sides->ref.in[i].i), free(sides->ref.out[i].d), free(sides->ref.out[i].i);
     }
 }
@@ -461,16 +530,16 @@ static void run(struct sides *sides, bool in_place) {
     const struct op_info *info = op_info(sides->call.op);
     struct op_call call = sides->call;
     for (int i = 0; i < info->inputs; i++)
-        must(backend->upload(backend, call.in[i].data, sides->in_data[i], sides->in_bytes[i]));
+        upload(&call.in[i], sides->in_data[i], sides->in_bytes[i]);
     for (int i = 0; i < info->outputs; i++)
-        must(backend->upload(backend, call.out[i].data, sides->out_start[i], sides->out_bytes[i]));
+        upload(&call.out[i], sides->out_start[i], sides->out_bytes[i]);
     if (in_place) {
         call.in[info->in_place].data = call.out[0].data;
         must(backend->upload(backend, call.out[0].data, sides->in_data[info->in_place], sides->out_bytes[0]));
     }
     must(backend->run(backend, &call));
     for (int i = 0; i < info->outputs; i++)
-        must(backend->download(backend, sides->result[i], call.out[i].data, sides->out_bytes[i]));
+        download(&call.out[i], sides->result[i], sides->out_bytes[i]);
 }
 
 /* --- comparison --- */
@@ -484,14 +553,18 @@ static double root_mean_square(const struct ref_operand *operand) {
 
 static double unit_of(enum dtype dtype) { return dtype == BF16 ? 0x1p-8 : dtype == F16 ? 0x1p-11 : 0; }
 
+/* Numbers below this one stand as far apart as those from it on. */
+static double least_normal(enum dtype dtype) { return dtype == F16 ? 0x1p-14 : 0x1p-126; }
+
 /* What tensor cores and cuBLASLt make of operators that the table counts as one: results that are stored before they
  * are activated, biases in the compute dtype, and sums that are stored twice between three products, each half a unit
  * of a number that may be five root mean squares large. */
-static int library_roundings(enum op op) {
+static int library_roundings(enum op op, bool beside) {
     if (!test_on_cuda())
         return 0;
     switch (op) {
-        case OP_qkv_dx:
+        case OP_qkv_dx: /* one product, if its operands are columns of one */
+            return beside ? 0 : 5;
         case OP_qkv_linear_dx:
             return 5;
         case OP_attention:
@@ -548,9 +621,11 @@ static void compare(const struct sides *sides, const struct op_case *c, const ch
             double size = fmax(fabs(expected), typical);
             double bound = at >= count || got->dtype == I32 || got->dtype == U8
                                ? 0
-                               : c->growth * 0x1p-24 * size + unit * 1.01 * fabs(expected) +
-                                     (c->roundings + library_roundings(c->op)) * unit_of(sides->ref.compute) *
-                                         fmax(size, of_inputs);
+                               : c->growth * 0x1p-24 * size +
+                                     unit * 1.01 * fmax(fabs(expected), least_normal(got->dtype)) +
+                                     (c->roundings +
+                                      library_roundings(c->op, sides->call.in[0].stride > sides->call.in[0].columns)) *
+                                         unit_of(sides->ref.compute) * fmax(size, of_inputs);
             if (!(fabs(value - expected) <= bound))
                 fail_msg("%s, %s, output %s, element %lld (row %lld of %lld): %.9g, expected %.9g within %.2g",
                          info->name, where, info->out[o].name, (long long)at, (long long)(at / want->columns),
@@ -560,20 +635,24 @@ static void compare(const struct sides *sides, const struct op_case *c, const ch
 }
 
 static struct attr attr_of(const struct shape *shape, enum activation act) {
-    return (struct attr){
-        .probability = 0.1f, .site = 5, .act = act, .epsilon = 1e-12, .scale = 0.35355339f, .classes = shape->classes};
+    return (struct attr){.probability = 0.1f,
+                         .site = 5,
+                         .act = act,
+                         .epsilon = 1e-12f,
+                         .scale = 1 / sqrtf((float)shape->head_size),
+                         .classes = shape->classes};
 }
 
 static void check_case(const struct shape *shape, const struct op_case *c, enum dtype compute, enum activation act,
-                       bool accumulate, bool evaluate) {
+                       bool accumulate, bool evaluate, bool beside) {
     static struct tokens t;
     struct attr attr = attr_of(shape, act);
     struct sides sides;
     char where[100];
-    snprintf(where, sizeof where, "%s, %s, activation %d%s%s", shape->name, dtype_name(compute), act,
-             accumulate ? ", accumulating" : "", evaluate ? ", evaluating" : "");
+    snprintf(where, sizeof where, "%s, %s, activation %d%s%s%s", shape->name, dtype_name(compute), act,
+             accumulate ? ", accumulating" : "", evaluate ? ", evaluating" : "", beside ? ", side by side" : "");
     lay_out(shape, &t);
-    make_sides(shape, &t, c, compute, &attr, &sides);
+    make_sides(shape, &t, c, compute, &attr, beside, &sides);
     sides.call.accumulate = sides.ref.accumulate = accumulate;
     sides.call.evaluate = sides.ref.evaluate = evaluate;
     assert_true(reference_run(&sides.ref));
@@ -635,6 +714,13 @@ static bool accumulates(enum op op) {
     return any;
 }
 
+static bool has_beside(enum op op) {
+    bool any = false;
+    for (int i = 0; i < MAX_OPERANDS; i++)
+        any |= op_info(op)->in[i].beside || op_info(op)->out[i].beside;
+    return any;
+}
+
 /* From the command line: the operators to look at; NULL: all. */
 static char **only;
 
@@ -645,13 +731,24 @@ static bool is_left_out(enum op op) {
     return name && !*name;
 }
 
+/* The shapes, then the long ones. */
+static int shapes_of(enum op op) {
+    if (is_left_out(op))
+        return 0;
+    if (is_contraction(op))
+        return SHAPES;
+    return SHAPES + (op_info(op)->kind == CONTRACTION ? (int)WITH_CONTRACTIONS : (int)LONG_SHAPES);
+}
+
 static void all_cases(enum dtype compute) {
     for (int c = 0; c < CASES; c++)
-        for (int s = 0; s < SHAPES && !is_left_out(cases[c].op); s++)
+        for (int s = 0; s < shapes_of(cases[c].op); s++)
             for (int act = ACT_GELU; act <= (has_act(cases[c].op) ? ACT_TANH : ACT_GELU); act++)
                 for (int evaluate = 0; evaluate <= has_dropout(cases[c].op); evaluate++)
                     for (int accumulate = 0; accumulate <= accumulates(cases[c].op); accumulate++)
-                        check_case(&shapes[s], &cases[c], compute, act, accumulate, evaluate);
+                        for (int beside = 0; beside <= has_beside(cases[c].op); beside++)
+                            check_case(s < SHAPES ? &shapes[s] : &long_shapes[s - SHAPES], &cases[c], compute, act,
+                                       accumulate, evaluate, beside);
 }
 
 static void test_f32(void **state) {
@@ -680,7 +777,7 @@ static void test_bits_do_not_depend_on_threads(void **state) {
         if ((is_contraction(cases[c].op) && by_library) || is_left_out(cases[c].op))
             continue;
         struct sides sides;
-        make_sides(shape, &t, &cases[c], F32, &attr, &sides);
+        make_sides(shape, &t, &cases[c], F32, &attr, false, &sides);
         void *first = xmalloc(sides.out_bytes[0] + 1);
         for (int threads = 1; threads <= 2; threads++) {
             parallel_set_threads(threads);
@@ -704,7 +801,7 @@ static void check_instruction_sets(const struct shape *shape, const struct op_ca
     struct attr attr = attr_of(shape, ACT_GELU);
     struct sides sides;
     lay_out(shape, &t);
-    make_sides(shape, &t, c, compute, &attr, &sides);
+    make_sides(shape, &t, c, compute, &attr, false, &sides);
     sides.call.accumulate = sides.ref.accumulate = accumulate;
     assert_true(reference_run(&sides.ref));
     for (size_t i = 0; i < sizeof isas / sizeof *isas; i++) {
@@ -803,8 +900,8 @@ static void check_pair(const struct pair *pair, enum activation act) {
     struct sides forward, backward;
     struct random_stream random = random_open(12, RANDOM_TEST, 0);
     lay_out(shape, &t);
-    make_sides(shape, &t, case_of(pair->forward), F32, &attr, &forward);
-    make_sides(shape, &t, case_of(pair->backward), F32, &attr, &backward);
+    make_sides(shape, &t, case_of(pair->forward), F32, &attr, false, &forward);
+    make_sides(shape, &t, case_of(pair->backward), F32, &attr, false, &backward);
     struct ref_operand *x = &forward.ref.in[pair->input], *y = &forward.ref.out[0];
     assert_true(reference_run(&forward.ref));
     double *weights = xcalloc((size_t)(y->padded_rows * y->columns), sizeof *weights);
@@ -852,8 +949,8 @@ static void test_gradient_of_cross_entropy(void **state) {
     struct attr attr = attr_of(shape, ACT_GELU);
     struct sides forward, backward;
     lay_out(shape, &t);
-    make_sides(shape, &t, case_of(OP_xent), F32, &attr, &forward);
-    make_sides(shape, &t, case_of(OP_xent_dx), F32, &attr, &backward);
+    make_sides(shape, &t, case_of(OP_xent), F32, &attr, false, &forward);
+    make_sides(shape, &t, case_of(OP_xent_dx), F32, &attr, false, &backward);
     struct ref_operand *logits = &forward.ref.in[0];
     assert_true(reference_run(&forward.ref));
     struct ref_call call = backward.ref;
@@ -883,7 +980,7 @@ static void test_dropout_rate(void **state) {
     struct attr attr = attr_of(&shape, ACT_GELU);
     struct sides sides;
     lay_out(&shape, &t);
-    make_sides(&shape, &t, case_of(OP_dropout), F32, &attr, &sides);
+    make_sides(&shape, &t, case_of(OP_dropout), F32, &attr, false, &sides);
     run(&sides, false);
     int64_t kept = 0, count = 400 * 256;
     const float *x = sides.in_data[0], *y = sides.result[0];
@@ -970,7 +1067,8 @@ static void flat_operand(const struct operand_info *info, enum dtype compute, st
     int64_t count = 1;
     for (const char *letter = info->letters; *letter; letter++)
         count *= *letter == 'f' ? (int64_t)PERF_CHUNKS * CHUNK : *letter == 'z' ? PERF_CHUNKS : *letter == 's' ? 2 : 1;
-    *operand = (struct operand){.dtype = info->fixed_dtype ? info->dtype : compute, .rows = count, .columns = 1};
+    *operand =
+        (struct operand){.dtype = info->fixed_dtype ? info->dtype : compute, .rows = count, .columns = 1, .stride = 1};
     char *values = xcalloc((size_t)count, dtype_size(operand->dtype));
     for (int64_t i = 0; i < count && operand->dtype != I64; i++)
         put(values, operand->dtype, i, 0.5 + (double)(i % 7));
@@ -1040,7 +1138,7 @@ static int perf(int argc, char **argv) {
     for (int c = 0; c < CASES; c++)
         for (enum dtype compute = F32; compute <= F16 && !is_left_out(cases[c].op); compute++) {
             struct sides sides;
-            make_sides(&shape, &t, &cases[c], compute, &attr, &sides);
+            make_sides(&shape, &t, &cases[c], compute, &attr, false, &sides);
             run(&sides, false);
             perf_line(op_info(cases[c].op)->name, compute, time_of(&sides.call), bytes_of(&sides),
                       flop_of(&shape, &t, &cases[c]), op_info(cases[c].op)->kind == CONTRACTION);

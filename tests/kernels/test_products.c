@@ -28,7 +28,7 @@ static struct backend *backend;
 
 /* [rows, columns] of noise, with rows of zeros up to the padded ones */
 static struct operand operand_new(int64_t rows, int64_t padded_rows, int64_t columns, enum dtype dtype, uint64_t seed) {
-    struct operand operand = {NULL, dtype, rows, padded_rows < rows ? rows : padded_rows, columns};
+    struct operand operand = {NULL, dtype, rows, padded_rows < rows ? rows : padded_rows, columns, columns};
     struct random_stream random = random_open(seed, RANDOM_TEST, 0);
     operand.data = xcalloc((size_t)(operand.padded_rows * columns) + 1, dtype_size(dtype));
     for (int64_t at = 0; at < rows * columns; at++) {

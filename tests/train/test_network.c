@@ -324,20 +324,46 @@ static float *fused_step(const struct bert_config *config, enum dtype compute, e
     return gradients;
 }
 
-/* The largest difference of a parameter's gradients, by the measure of docs/architecture.md. */
+static double norm_of(const float *x, const struct parameter *parameter) {
+    double squares = 0;
+    for (int64_t i = parameter->offset; i < parameter->offset + parameter->rows * parameter->columns; i++)
+        squares += (double)x[i] * x[i];
+    return sqrt(squares);
+}
+
+static bool is_key_bias(const struct parameter *parameter) { return strstr(parameter->name, "self.key.bias"); }
+
+/* A key's bias adds the same to all scores of a query, so that its gradient is zero, and what is there is rounding: of
+ * the gradients of scores, that no longer add up to zero over a query's keys, and of the outputs from which these are
+ * made; half a unit each. It is the sum over tokens of what makes the gradient of the weights, there times inputs whose
+ * root mean square is one; so a unit of that gradient is the most it may be. The largest share of it. */
+static double key_bias_noise(const struct graph *graph, const float *gradients) {
+    double worst = 0;
+    for (int b = 0; b < graph->parameter_count; b++) {
+        const struct parameter *bias = &graph->parameters[b];
+        size_t prefix = strlen(bias->name) - strlen("bias");
+        for (int w = 0; w < graph->parameter_count && is_key_bias(bias); w++) {
+            const struct parameter *weight = &graph->parameters[w];
+            if (strncmp(weight->name, bias->name, prefix) == 0 && strcmp(weight->name + prefix, "weight") == 0)
+                worst = fmax(worst, norm_of(gradients, bias) / norm_of(gradients, weight));
+        }
+    }
+    assert_true(worst > 0);
+    return worst;
+}
+
+/* The largest difference of a parameter's gradients, by the measure of docs/architecture.md; but for key biases. */
 static double worst_difference(const struct graph *graph, const float *a, const float *b) {
     double all = 0, worst = 0;
     for (int64_t i = 0; i < graph->flat_count; i++)
         all += (double)b[i] * b[i];
     for (int p = 0; p < graph->parameter_count; p++) {
         const struct parameter *parameter = &graph->parameters[p];
-        double error = 0, norm = 0;
-        for (int64_t i = parameter->offset; i < parameter->offset + parameter->rows * parameter->columns; i++) {
+        double error = 0, least = 1e-3 * sqrt(all / graph->parameter_count);
+        for (int64_t i = parameter->offset; i < parameter->offset + parameter->rows * parameter->columns; i++)
             error += ((double)a[i] - b[i]) * ((double)a[i] - b[i]);
-            norm += (double)b[i] * b[i];
-        }
-        double least = 1e-3 * sqrt(all / graph->parameter_count), size = sqrt(norm) > least ? sqrt(norm) : least;
-        worst = sqrt(error) / size > worst ? sqrt(error) / size : worst;
+        if (!is_key_bias(parameter))
+            worst = fmax(worst, sqrt(error) / fmax(norm_of(b, parameter), least));
     }
     return worst;
 }
@@ -369,9 +395,10 @@ static void test_fusion_changes_nothing(void **state) {
                 float *fused = fused_step(&config, F32, level, without, &result, &nodes);
                 double worst = worst_difference(network.graph, fused, unfused),
                        loss = fabs(result.loss - expected.loss);
-                if (!(worst < 1e-5 && loss < 2e-6))
-                    fail_msg("variant %d, %s without %s: gradients differ by %g, loss by %g", variant,
-                             fusion_name(level), without ? without : "nothing", worst, loss);
+                double noise = key_bias_noise(network.graph, fused);
+                if (!(worst < 1e-5 && loss < 2e-6 && noise < 1e-5))
+                    fail_msg("variant %d, %s without %s: gradients differ by %g, loss by %g, noise %g", variant,
+                             fusion_name(level), without ? without : "nothing", worst, loss, noise);
                 if (rule < 0)
                     least = nodes;
                 else
@@ -389,7 +416,7 @@ static void test_fusion_changes_nothing(void **state) {
 
 /* In 16 bits a fused level is no further from the unfused f32 gradients than the unfused graph is: it rounds less
  * often. Halves have three bits more than bf16. */
-static void check_fusion_in(enum dtype compute, double bound) {
+static void check_fusion_in(enum dtype compute, double unit) {
     struct step_result result;
     int nodes;
     float *exact = fused_step(&tiny, F32, FUSION_NONE, NULL, &result, &nodes);
@@ -397,22 +424,23 @@ static void check_fusion_in(enum dtype compute, double bound) {
     struct network network = open_network(&tiny, F32, OPTIM_ADAMW);
     for (enum fusion level = FUSION_NONE; level <= FUSION_FULL; level++) {
         float *gradients = fused_step(&tiny, compute, level, NULL, &result, &nodes);
-        double worst = worst_difference(network.graph, gradients, exact);
-        print_message("%s, %s: gradients differ from f32 by %.4f, loss by %.5f\n", dtype_name(compute),
-                      fusion_name(level), worst, fabs(result.loss - loss));
+        double worst = worst_difference(network.graph, gradients, exact),
+               noise = key_bias_noise(network.graph, gradients) / unit;
+        print_message("%s, %s: gradients differ from f32 by %.4f, loss by %.5f, key biases are %.2f units\n",
+                      dtype_name(compute), fusion_name(level), worst, fabs(result.loss - loss), noise);
         unfused = level == FUSION_NONE ? worst : unfused;
-        assert_true(worst <= 1.25 * unfused && fabs(result.loss - loss) < bound / 10);
+        assert_true(worst <= 1.25 * unfused && fabs(result.loss - loss) < 2.5 * unit && noise < 1);
         free(gradients);
     }
-    assert_true(unfused < bound);
+    assert_true(unfused < 25 * unit);
     network_free(&network);
     free(exact);
 }
 
 static void test_fusion_in_16_bits(void **state) {
     (void)state;
-    check_fusion_in(BF16, 0.1);
-    check_fusion_in(F16, 0.1 / 8);
+    check_fusion_in(BF16, 0x1p-8);
+    check_fusion_in(F16, 0x1p-11);
 }
 
 /* Made again, activations have the same bits, and so have the gradients; the arena shrinks. */
@@ -487,6 +515,7 @@ static void test_too_large_for_the_device(void **state) {
     assert_non_null(strstr(status_message(), "has 0.00 GB left: lower train.micro_batch"));
 }
 
+/* BERTH_TEST_ONLY: that test alone. */
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_gradients_with_dropout),
@@ -503,5 +532,7 @@ int main(void) {
         cmocka_unit_test(test_results_come_late),
         cmocka_unit_test(test_learns_a_batch_by_heart),
     };
+    if (getenv("BERTH_TEST_ONLY"))
+        cmocka_set_test_filter(getenv("BERTH_TEST_ONLY"));
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -57,11 +57,9 @@ struct contractions *cpu_contractions(struct cpu *cpu) {
 }
 
 void cpu_zero_tail(const struct operand *operand) {
-    if (operand->padded_rows > operand->rows) {
-        size_t row = (size_t)operand->columns * dtype_size(operand->dtype);
-        memset((char *)operand->data + (size_t)operand->rows * row, 0,
-               (size_t)(operand->padded_rows - operand->rows) * row);
-    }
+    size_t size = dtype_size(operand->dtype);
+    for (int64_t row = operand->rows; row < operand->padded_rows; row++)
+        memset((char *)operand->data + (size_t)(row * operand->stride) * size, 0, (size_t)operand->columns * size);
 }
 
 struct row_job {
@@ -161,7 +159,7 @@ static double measure_peak(struct cpu *cpu, enum dtype dtype) {
         floats_write(x, dtype, i, 1, &value);
         floats_write(w, dtype, i, 1, &value);
     }
-    struct operand side = {.dtype = dtype, .rows = N, .padded_rows = N, .columns = N};
+    struct operand side = {.dtype = dtype, .rows = N, .padded_rows = N, .columns = N, .stride = N};
     struct op_call call = {.op = OP_linear, .in = {side, side}, .out = {side}};
     call.in[0].data = x, call.in[1].data = w, call.out[0].data = y;
     double best = 0, began = clock_seconds();

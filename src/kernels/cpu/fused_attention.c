@@ -24,28 +24,28 @@ static status heads_to_rows(struct cpu *cpu, const struct op_call *call, head_ke
 
 /* --- a head's rows of a [t,i] tensor: short pieces far apart, which processors do not foresee --- */
 
-static void foresee(const struct op_call *call, const struct operand *operand, const struct head *head, int64_t row) {
+static void foresee(const struct operand *operand, const struct head *head, int64_t row) {
     int64_t size = (int64_t)dtype_size(operand->dtype);
-    const char *from = (const char *)operand->data + ((head->row + row) * call->hidden + head->number * head->p) * size;
+    const char *from =
+        (const char *)operand->data + (row_offset(operand, head->row + row) + head->number * head->p) * size;
     for (int64_t at = 0; at < head->p * size; at += 64)
         __builtin_prefetch(from + at);
 }
 
-CPU_DISPATCH static void read_rows(const struct op_call *call, const struct operand *operand, const struct head *head,
-                                   float *to) {
+CPU_DISPATCH static void read_rows(const struct operand *operand, const struct head *head, float *to) {
     for (int64_t r = 0; r < head->n; r++) {
         if (r + AHEAD < head->n)
-            foresee(call, operand, head, r + AHEAD);
-        int64_t at = (head->row + r) * call->hidden + head->number * head->p;
+            foresee(operand, head, r + AHEAD);
+        int64_t at = row_offset(operand, head->row + r) + head->number * head->p;
         floats_copy(operand->data, operand->dtype, at, head->p, to + r * head->p);
     }
 }
 
 /* Rows [first, first + count) of the head, from rows of whole panels. */
-CPU_DISPATCH static void write_rows(const struct op_call *call, const struct operand *operand, const struct head *head,
-                                    int64_t first, int64_t count, const float *from) {
+CPU_DISPATCH static void write_rows(const struct operand *operand, const struct head *head, int64_t first,
+                                    int64_t count, const float *from) {
     for (int64_t r = 0; r < count; r++) {
-        int64_t at = (head->row + first + r) * call->hidden + head->number * head->p;
+        int64_t at = row_offset(operand, head->row + first + r) + head->number * head->p;
         floats_write(operand->data, operand->dtype, at, head->p, from + r * panel_columns(head->p));
     }
 }
@@ -106,10 +106,10 @@ static struct forward_data forward_data(struct cpu *cpu, const struct op_call *c
     rest = cpu_scratch(cpu, 1, BLOCK * (scores_row(head) + panel_columns(head->p)));
     data.scores = take(&rest, BLOCK * scores_row(head));
     data.y = rest;
-    read_rows(call, &call->in[0], head, data.q);
-    read_rows(call, &call->in[1], head, rows);
+    read_rows(&call->in[0], head, data.q);
+    read_rows(&call->in[1], head, rows);
     panels_of_transpose(rows, head->n, head->p, data.k);
-    read_rows(call, &call->in[2], head, rows);
+    read_rows(&call->in[2], head, rows);
     panels_of(rows, head->n, head->p, data.v);
     return data;
 }
@@ -129,7 +129,7 @@ static void forward_block(const struct op_call *call, const struct head *head, c
     panel_product(&(struct panel_product){rows, p, n, data->scores, stride, 1, data->v, data->y, wide, false});
     for (int64_t r = 0; r < rows; r++)
         scale_row(data->y + r * wide, p, inverse[r]);
-    write_rows(call, &call->out[0], head, first, rows, data->y);
+    write_rows(&call->out[0], head, first, rows, data->y);
 }
 
 static status forward(struct cpu *cpu, const struct op_call *call, const struct head *head) {
@@ -187,12 +187,12 @@ static struct backward_data backward_data(struct cpu *cpu, const struct op_call 
     data.dy_down = take(&rest, BLOCK * wide);
     data.dq = take(&rest, BLOCK * wide);
     data.mask = memset(rest, 1, (size_t)head->n);
-    read_rows(call, &call->in[0], head, data.dy);
-    read_rows(call, &call->in[1], head, data.q);
-    read_rows(call, &call->in[2], head, rows);
+    read_rows(&call->in[0], head, data.dy);
+    read_rows(&call->in[1], head, data.q);
+    read_rows(&call->in[2], head, rows);
     panels_of_transpose(rows, head->n, head->p, data.k_across);
     panels_of(rows, head->n, head->p, data.k_down);
-    read_rows(call, &call->in[3], head, rows);
+    read_rows(&call->in[3], head, rows);
     panels_of_transpose(rows, head->n, head->p, data.v_across);
     return data;
 }
@@ -230,15 +230,15 @@ static void backward_block(const struct op_call *call, const struct head *head, 
     panel_product(
         &(struct panel_product){n, p, rows, data->gradients, 1, stride, data->q_down, data->dk, wide, first > 0});
     panel_product(&(struct panel_product){rows, p, n, data->gradients, stride, 1, data->k_down, data->dq, wide, false});
-    write_rows(call, &call->out[0], head, first, rows, data->dq);
+    write_rows(&call->out[0], head, first, rows, data->dq);
 }
 
 static status backward(struct cpu *cpu, const struct op_call *call, const struct head *head) {
     struct backward_data data = backward_data(cpu, call, head);
     for (int64_t first = 0; first < head->n; first += BLOCK)
         backward_block(call, head, &data, first, head->n - first < BLOCK ? head->n - first : BLOCK);
-    write_rows(call, &call->out[1], head, 0, head->n, data.dk);
-    write_rows(call, &call->out[2], head, 0, head->n, data.dv);
+    write_rows(&call->out[1], head, 0, head->n, data.dk);
+    write_rows(&call->out[2], head, 0, head->n, data.dv);
     return OK;
 }
 

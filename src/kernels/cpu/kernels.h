@@ -85,7 +85,7 @@ static inline void floats_write(void *data, enum dtype dtype, int64_t at, int64_
 
 /* --- rows: kernels work on a row of floats at a time --- */
 
-static inline int64_t row_offset(const struct operand *operand, int64_t row) { return row * operand->columns; }
+static inline int64_t row_offset(const struct operand *operand, int64_t row) { return row * operand->stride; }
 
 /* The row as floats: where it stands (f32), or converted into `buffer`. */
 static inline const float *row_read(const struct operand *operand, int64_t row, float *buffer) {

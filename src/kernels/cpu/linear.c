@@ -17,7 +17,7 @@ static void from_float(void *ctx, int64_t begin, int64_t end) {
         row_written(job->operand, row, job->values + row * job->operand->columns);
 }
 
-/* By the library: y = op(a) op(b), for row-major operands without gaps; k and n as they are, rows padded. */
+/* By the library: y = op(a) op(b); k and n as they are, rows padded. */
 static status by_library(struct cpu *cpu, const struct op_call *call, bool transpose_a, bool transpose_b, int64_t k) {
     const struct operand *a = &call->in[0], *b = &call->in[1], *y = &call->out[0];
     struct contractions *contractions = cpu_contractions(cpu);
@@ -27,9 +27,9 @@ static status by_library(struct cpu *cpu, const struct op_call *call, bool trans
                               .m = y->padded_rows,
                               .n = y->columns,
                               .k = k,
-                              .stride_a = a->columns,
-                              .stride_b = b->columns,
-                              .stride_c = y->columns};
+                              .stride_a = a->stride,
+                              .stride_b = b->stride,
+                              .stride_c = y->stride};
     if (a->dtype != F32 && a->dtype == b->dtype && contractions_native(contractions, a->dtype)) {
         product.dtype_a = product.dtype_b = a->dtype, product.dtype_c = y->dtype;
         return contract(contractions, &product, a->data, b->data, y->data);
@@ -39,6 +39,7 @@ static status by_library(struct cpu *cpu, const struct op_call *call, bool trans
     const float *b_values = operand_floats(cpu, b, 1, false, &product.stride_b);
     bool direct = y->dtype == F32;
     float *values = direct ? y->data : cpu_shared(cpu, 2, y->padded_rows * y->columns);
+    product.stride_c = direct ? y->stride : y->columns;
     TRY(contract(contractions, &product, a_values, b_values, values));
     if (!direct) {
         struct conversion job = {y, values};

@@ -129,7 +129,7 @@ static void run_tile(const struct nest *nest, int64_t row_tile, int64_t column_t
                         .stride = cuts(nest->column_step, nest->kernel->columns) * nest->kernel->columns,
                         .values = values};
     if (!job->epilogue) {
-        tile.stride = job->columns;
+        tile.stride = job->call->out[tile.part].stride;
         tile.values = (float *)job->call->out[tile.part].data + tile.row * tile.stride + tile.column;
     }
     for (int64_t block = 0; block < nest->all_k; block++)
@@ -225,9 +225,9 @@ status products_run(const struct kernel *kernel, const struct tile_job *job) {
     if (job->rows == 0)
         return OK;
     for (int t = 0; t < job->terms; t++)
-        nest.a[t] = (struct matrix){job->x[t]->data, job->x[t]->dtype, job->down, job->x[t]->columns};
+        nest.a[t] = (struct matrix){job->x[t]->data, job->x[t]->dtype, job->down, job->x[t]->stride};
     for (int i = 0; i < weights; i++)
-        nest.b[i] = (struct matrix){job->w[i]->data, job->w[i]->dtype, !job->transposed, job->w[i]->columns};
+        nest.b[i] = (struct matrix){job->w[i]->data, job->w[i]->dtype, !job->transposed, job->w[i]->stride};
     cut(&nest);
     int64_t slab = job->down && !job->epilogue ? SLAB_DEPTH : job->k;
     for (; nest.k < job->k; nest.k += slab) {

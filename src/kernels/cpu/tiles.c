@@ -23,10 +23,11 @@ CPU_DISPATCH static void to_float(void *ctx, int64_t begin, int64_t end) {
 }
 
 const float *operand_floats(struct cpu *cpu, const struct operand *operand, int slot, bool down, int64_t *stride) {
-    bool aliases = down && operand->columns * (int64_t)sizeof(float) % 4096 == 0;
-    *stride = operand->columns + (aliases ? 16 : 0);
+    bool aliases = down && operand->stride * (int64_t)sizeof(float) % 4096 == 0;
+    *stride = operand->stride;
     if (operand->dtype == F32 && !aliases)
         return operand->data;
+    *stride = operand->columns + (down && operand->columns * (int64_t)sizeof(float) % 4096 == 0 ? 16 : 0);
     struct conversion job = {operand, cpu_shared(cpu, slot, operand->padded_rows * *stride), *stride};
     parallel_for(operand->padded_rows, 16, to_float, &job);
     return job.values;

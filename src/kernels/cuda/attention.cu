@@ -101,7 +101,7 @@ __global__ void __launch_bounds__(forward_shape<T, P>::THREADS, forward_shape<T,
         return;
     typename shape::query_tile queries = {shared};
     key_stages<shape, T> stages = {shared + shape::query_tile::ELEMENTS, k, v, a, head};
-    fill<shape::THREADS>(queries, rows_of(q, a, head).from_row(first_query));
+    fill<shape::THREADS>(queries, rows_of(q, a.stride, a, head).from_row(first_query));
     stages.ask_for(0);
     stages.wait_for(0);
 
@@ -113,7 +113,7 @@ __global__ void __launch_bounds__(forward_shape<T, P>::THREADS, forward_shape<T,
 #pragma unroll
         for (int m = 0; m < M; m++)
             read_a(own[i][m], queries, row + 16 * m, 16 * i);
-    float scale_log2 = a.scale * LOG2_E, out[M][P / 8][4];
+    float out[M][P / 8][4];
     softmax_rows rows[M];
 #pragma unroll
     for (int m = 0; m < M; m++)
@@ -136,7 +136,7 @@ __global__ void __launch_bounds__(forward_shape<T, P>::THREADS, forward_shape<T,
         for (int m = 0; m < M; m++) {
             if (key + shape::KEYS > head.n)
                 mask_keys<shape::RUN>(s[m], run, head.n);
-            softmax_step(s[m], rows[m], out[m], scale_log2);
+            softmax_step(s[m], rows[m], out[m], a.scale_log2);
             if (a.drop.threshold > 0) {
                 kept_run<shape::RUN> keep;
                 keep.make(a, head, query + 16 * m, run);
@@ -164,7 +164,8 @@ __global__ void __launch_bounds__(forward_shape<T, P>::THREADS, forward_shape<T,
                 out[m][i][2 * half + 1] *= factor;
             }
             if (lane_id() % 4 == 0 && own_query < head.n)
-                lse[(head.token + own_query) * a.heads + head.number] = a.scale * rows[m].most[half] + logf(sum);
+                lse[((int64_t)head.token + own_query) * a.heads + head.number] =
+                    a.scale * rows[m].most[half] + logf(sum);
         }
     write_rows(rows_of(y, a, head).from_row(first_query + row), out, queries, row, 0);
 }
@@ -176,7 +177,7 @@ static status forward(struct cuda *cuda, const struct op_call *call) {
     using shape = forward_shape<T, P>;
     const struct operand *in = call->in, *out = call->out;
     attention_call a;
-    TRY(describe_call<T>(call, &in[0], &a));
+    TRY(describe_call<T>(call, &in[0], &in[0], &a));
     TRY(allow_shared(cuda, attention_kernel<T, P>, shape::BYTES));
     dim3 grid(blocks_of(call->ragged->longest, shape::QUERIES), (unsigned)a.heads, (unsigned)a.sequences + 1);
     LAUNCH((attention_kernel<T, P>), grid, dim3(shape::THREADS), shape::BYTES, cuda_stream(cuda), (const T *)in[0].data,

@@ -12,7 +12,8 @@ constexpr int SHARED_MOST = 99 * 1024;
 /* --- what the kernels are told --- */
 
 struct attention_call : ragged_heads {
-    float scale;
+    int stride, stride_dx;   /* between rows of q, k, v; of their gradients */
+    float scale, scale_log2; /* of scores; that of exponents of 2 */
     dropout drop;
     uint32_t reach, either;   /* of kept_of */
     int64_t longest_position; /* queries of a head in dropout's elements */
@@ -103,8 +104,9 @@ struct key_stages {
     __device__ tile keys(int key) const { return {data + key / SHAPE::KEYS % SHAPE::STAGES * 2 * tile::ELEMENTS}; }
     __device__ tile values(int key) const { return {keys(key).data + tile::ELEMENTS}; }
     __device__ void ask_for(int key) const {
-        fill<SHAPE::THREADS>(keys(key), rows_of(k, a, head).from_row(key));
-        fill<SHAPE::THREADS>(values(key), rows_of(v, a, head).from_row(key));
+        head_rows head = head_of_block(a);
+        fill<SHAPE::THREADS>(keys(key), rows_of(k, a.stride, a, head).from_row(key));
+        fill<SHAPE::THREADS>(values(key), rows_of(v, a.stride, a, head).from_row(key));
         copy_async_commit();
     }
     /* Until the tiles from `key` on are there, which one stage alone can only ask for now. */
@@ -134,12 +136,19 @@ inline status allow_shared(struct cuda *cuda, KERNEL kernel, int bytes) {
                       "shared memory");
 }
 
-/* `rows` is an operand [t, h·p]. */
+/* q: operands q, k, v; dq: their gradients, or q again. */
 template <typename T>
-inline status describe_call(const struct op_call *call, const struct operand *rows, attention_call *a) {
+inline status describe_call(const struct op_call *call, const struct operand *q, const struct operand *dq,
+                            attention_call *a) {
     int64_t key_blocks = (call->longest_position + 15) / 16;
-    TRY(heads_of<T>(call, rows, a));
+    TRY(heads_of<T>(call, q, a));
+    a->stride = (int)q->stride;
+    a->stride_dx = (int)dq->stride;
+    for (int i = 1; i < 3; i++)
+        if (q[i].stride != q->stride || dq[i].stride != dq->stride)
+            return failed("attention: q, k and v must have rows as far apart");
     a->scale = call->attr->scale;
+    a->scale_log2 = a->scale * LOG2_E;
     a->drop = dropout_of(call);
     a->longest_position = call->longest_position;
     a->key_blocks = (int)key_blocks;

@@ -82,7 +82,7 @@ struct lane_keys {
  * gradients of scores (but for the scale of scores). */
 template <int BLOCKS>
 __device__ inline void gradients_of_scores(float (&s)[BLOCKS][4], float (&ds)[BLOCKS][4], const attention_call &a,
-                                           const lane_keys &own, const row_facts *facts, float scale_log2) {
+                                           const lane_keys &own, const row_facts *facts) {
     int t = lane_id() % 4;
 #pragma unroll
     for (int i = 0; i < BLOCKS; i++)
@@ -97,7 +97,7 @@ __device__ inline void gradients_of_scores(float (&s)[BLOCKS][4], float (&ds)[BL
             for (int half = 0; half < 2; half++) {
                 float &x = s[i][2 * half + e], &dx = ds[i][2 * half + e];
                 bool keep = bits >> 2 * half & 1;
-                float p = own.there[half] ? exp2_fast(fmaf(x, scale_log2, -fact.lse_log2)) : 0;
+                float p = own.there[half] ? exp2_fast(fmaf(x, a.scale_log2, -fact.lse_log2)) : 0;
                 dx = p * ((keep ? dx * a.drop.scale : 0) - fact.sum);
                 x = keep ? p : 0;
             }
@@ -125,7 +125,8 @@ __device__ inline void write_dq(T *dq, const attention_call &a, const head_rows 
             multiply_columns(out, own, keys, key / 8, column);
         }
         scale_by(out, a.scale);
-        write_rows(rows_of(dq, a, head).from_row(first_query + row).from_column(column), out, stage, row, column);
+        write_rows(rows_of(dq, a.stride_dx, a, head).from_row(first_query + row).from_column(column), out, stage, row,
+                   column);
     }
 }
 
@@ -142,9 +143,9 @@ __global__ void __launch_bounds__(keys_shape<T, P>::THREADS, keys_shape<T, P>::B
     constexpr int M = shape::M, PART = shape::PART;
     DYNAMIC_SHARED(T, shared);
     if (is_tail_block(a)) {
-        zero_tail(dq, a);
-        zero_tail(dk, a);
-        zero_tail(dv, a);
+        zero_tail(dq, a.stride_dx, a);
+        zero_tail(dk, a.stride_dx, a);
+        zero_tail(dv, a.stride_dx, a);
         return;
     }
     head_rows head = head_of_block(a);
@@ -157,9 +158,10 @@ __global__ void __launch_bounds__(keys_shape<T, P>::THREADS, keys_shape<T, P>::B
     T *stages = shared + shape::FIXED;
     row_facts *stage_facts = reinterpret_cast<row_facts *>(stages + shape::STAGES * shape::STAGE);
     auto fill_stage = [&](int query) {
+        head_rows head = head_of_block(a);
         int number = query / shape::QUERIES % shape::STAGES;
         T *stage = stages + number * shape::STAGE;
-        fill<shape::THREADS>(query_tile{stage}, rows_of(q, a, head).from_row(query));
+        fill<shape::THREADS>(query_tile{stage}, rows_of(q, a.stride, a, head).from_row(query));
         fill<shape::THREADS>(query_tile{stage + query_tile::ELEMENTS}, rows_of(dy, a, head).from_row(query));
         for (int i = (int)threadIdx.x; i < shape::QUERIES; i += shape::THREADS) {
             bool there = query + i < head.n;
@@ -168,8 +170,8 @@ __global__ void __launch_bounds__(keys_shape<T, P>::THREADS, keys_shape<T, P>::B
         }
         copy_async_commit();
     };
-    fill<shape::THREADS>(keys, rows_of(k, a, head).from_row(first_key));
-    fill<shape::THREADS>(values, rows_of(v, a, head).from_row(first_key));
+    fill<shape::THREADS>(keys, rows_of(k, a.stride, a, head).from_row(first_key));
+    fill<shape::THREADS>(values, rows_of(v, a.stride, a, head).from_row(first_key));
     fill_stage(0);
 
     int row = (int)threadIdx.x / WARP * 16 * M, g = lane_id() / 4;
@@ -179,7 +181,7 @@ __global__ void __launch_bounds__(keys_shape<T, P>::THREADS, keys_shape<T, P>::B
     for (int m = 0; m < M; m++)
         own[m] = {
             {first_key + row + 16 * m + g < head.n, first_key + row + 16 * m + g + 8 < head.n}, 0, g % 4 * 8 + g / 4};
-    float scale_log2 = a.scale * LOG2_E, sum_k[M][P / 8][4], sum_v[M][P / 8][4];
+    float sum_k[M][P / 8][4], sum_v[M][P / 8][4];
     set_zero(sum_k);
     set_zero(sum_v);
     for (int query = 0; query < head.n; query += shape::QUERIES) {
@@ -198,7 +200,7 @@ __global__ void __launch_bounds__(keys_shape<T, P>::THREADS, keys_shape<T, P>::B
             if (a.drop.threshold > 0)
 #pragma unroll
                 for (int m = 0; m < M; m++)
-                    own[m].bits = kept_bits(a, head, query + part + lane_id(), first_key + row + 16 * m);
+                    own[m].bits = kept_bits(a, head_of_block(a), query + part + lane_id(), first_key + row + 16 * m);
             float s[M][PART / 8][4], ds[M][PART / 8][4];
             set_zero(s);
             set_zero(ds);
@@ -206,7 +208,7 @@ __global__ void __launch_bounds__(keys_shape<T, P>::THREADS, keys_shape<T, P>::B
             multiply_tiles(ds, values, row, outputs, part / 8);
 #pragma unroll
             for (int m = 0; m < M; m++)
-                gradients_of_scores(s[m], ds[m], a, own[m], stage_facts + number * shape::QUERIES + part, scale_log2);
+                gradients_of_scores(s[m], ds[m], a, own[m], stage_facts + number * shape::QUERIES + part);
 #pragma unroll
             for (int i = 0; i < PART / 8; i += 2) {
                 fragment_a<T> p[M], dp[M];
@@ -220,16 +222,17 @@ __global__ void __launch_bounds__(keys_shape<T, P>::THREADS, keys_shape<T, P>::B
         }
         if (whole) {
             __syncthreads();
-            write_dq<shape, T, P>(dq, a, head, query, gradients, keys, queries);
+            write_dq<shape, T, P>(dq, a, head_of_block(a), query, gradients, keys, queries);
         }
     }
     if (idle)
         return;
     scale_by(sum_v, a.drop.scale);
     scale_by(sum_k, a.scale);
+    head = head_of_block(a);
     /* only this warp reads these rows of the tile of values */
-    write_rows(rows_of(dv, a, head).from_row(first_key + row), sum_v, values, row, 0);
-    write_rows(rows_of(dk, a, head).from_row(first_key + row), sum_k, values, row, 0);
+    write_rows(rows_of(dv, a.stride_dx, a, head).from_row(first_key + row), sum_v, values, row, 0);
+    write_rows(rows_of(dk, a.stride_dx, a, head).from_row(first_key + row), sum_k, values, row, 0);
 }
 
 /* --- backward: dq of sequences whose keys are several blocks of the kernel above --- */
@@ -266,7 +269,7 @@ __global__ void __launch_bounds__(queries_shape<T, P>::THREADS, queries_shape<T,
         return;
     query_tile queries = {shared}, outputs = {shared + query_tile::ELEMENTS};
     key_stages<shape, T> stages = {shared + 2 * query_tile::ELEMENTS, k, v, a, head};
-    fill<shape::THREADS>(queries, rows_of(q, a, head).from_row(first_query));
+    fill<shape::THREADS>(queries, rows_of(q, a.stride, a, head).from_row(first_query));
     fill<shape::THREADS>(outputs, rows_of(dy, a, head).from_row(first_query));
     stages.ask_for(0);
 
@@ -279,7 +282,7 @@ __global__ void __launch_bounds__(queries_shape<T, P>::THREADS, queries_shape<T,
         for (int half = 0; half < 2; half++)
             if (query + 16 * m + 8 * half < head.n)
                 fact[m][half] = *facts_of(facts, a, head, query + 16 * m + 8 * half);
-    float scale_log2 = a.scale * LOG2_E, out[M][P / 8][4];
+    float out[M][P / 8][4];
     set_zero(out);
     for (int key = 0; key < head.n; key += shape::KEYS) {
         stages.wait_for(key);
@@ -309,7 +312,7 @@ __global__ void __launch_bounds__(queries_shape<T, P>::THREADS, queries_shape<T,
                 for (int i = 0; i < BLOCKS; i++)
 #pragma unroll
                     for (int e = 0; e < 4; e++) {
-                        float p = exp2_fast(fmaf(s[m][i][e], scale_log2, -fact[m][e / 2].lse_log2));
+                        float p = exp2_fast(fmaf(s[m][i][e], a.scale_log2, -fact[m][e / 2].lse_log2));
                         ds[m][i][e] = p * fmaf(ds[m][i][e], a.drop.scale, -fact[m][e / 2].sum);
                     }
             }
@@ -324,7 +327,7 @@ __global__ void __launch_bounds__(queries_shape<T, P>::THREADS, queries_shape<T,
     if (idle)
         return;
     scale_by(out, a.scale);
-    write_rows(rows_of(dq, a, head).from_row(first_query + row), out, queries, row, 0);
+    write_rows(rows_of(dq, a.stride_dx, a, head_of_block(a)).from_row(first_query + row), out, queries, row, 0);
 }
 
 /* --- launching --- */
@@ -339,7 +342,7 @@ static status backward(struct cuda *cuda, const struct op_call *call) {
     row_facts *facts = (row_facts *)cuda_workspace(cuda);
     cudaStream_t stream = cuda_stream(cuda);
     attention_call a;
-    TRY(describe_call<T>(call, &call->in[0], &a));
+    TRY(describe_call<T>(call, &call->in[1], &call->out[0], &a));
     int64_t rows = a.tokens * a.heads;
     if (rows * (int64_t)sizeof *facts > CUDA_WORKSPACE_BYTES)
         return failed("attention: %lld tokens of %d heads do not fit the workspace: lower train.micro_batch",

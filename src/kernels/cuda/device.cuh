@@ -120,7 +120,9 @@ inline bool packs_fit(const void *data, int64_t columns, int n) {
 
 /* --- sums --- */
 
-__device__ inline float warp_sum(float x) {
+/* V: float or double. */
+template <typename V>
+__device__ inline V warp_sum(V x) {
 #pragma unroll
     for (int distance = WARP / 2; distance > 0; distance /= 2)
         x += __shfl_xor_sync(ALL_LANES, x, distance);

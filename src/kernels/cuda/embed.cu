@@ -37,84 +37,135 @@ __global__ void scatter_kernel(const T *dy, const int32_t *index, int64_t column
 
 /* --- the gradient of a table: places in order of their index, so that those of one table row are a run. WINDOW places
  * are one block's. A run that lies within a window goes to the table at once; of one that goes on in the next windows,
- * each window leaves its part in the workspace, and a second kernel adds them in order: a row of ten thousand tokens (a
- * token type) is summed by many blocks, and in the same order whatever the device. --- */
+ * each window leaves its part in the workspace, and a second kernel adds them: a row of ten thousand tokens (a token
+ * type) is summed by many blocks, and in the same order whatever the device. --- */
 
-constexpr int WINDOW = 64;
+constexpr int WINDOW = 32, BATCH = 4;
 
-/* What a window leaves: part 0 of a run that began before it, part 1 of one that begins in it and goes on. */
-__device__ inline float *part_of(float *parts, int64_t window, int part, int64_t columns) {
-    return parts + (2 * window + part) * columns;
+/* What windows leave: the sum of a run that began before the window, [0], and of one that begins in it and goes on,
+ * [1]; and the table rows of those, or -1. */
+struct window_parts {
+    float *sums;   /* [windows][2][columns] */
+    int32_t *rows; /* [2][windows] */
+    int64_t windows, columns;
+
+    __device__ float *sum(int part, int64_t window) const { return sums + (2 * window + part) * columns; }
+    __device__ int32_t &row(int part, int64_t window) const { return rows[part * windows + window]; }
+};
+
+template <int N>
+__device__ inline void add_to(float *to, const float (&x)[N]) {
+    float there[N];
+    load_item(there, to);
+#pragma unroll
+    for (int i = 0; i < N; i++)
+        there[i] += x[i];
+    store_item(to, there);
 }
 
-__device__ inline int32_t index_at(const int32_t *order, const int32_t *index, int64_t place) {
-    return index[order[place]];
-}
-
-/* dy[r, columns] is read once. A block a window and a band of columns. */
+/* A block a window and a band of columns, a thread N columns. Reads dy[r, columns] once; loads of BATCH rows are under
+ * way together. Each run adds its places in their order. */
 template <typename T, int N>
 __global__ void __launch_bounds__(ROW_THREADS)
-    window_sums_kernel(const T *dy, const int32_t *order, const int32_t *index, int64_t places, int64_t columns,
-                       float *table, float *parts) {
-    int64_t window = blockIdx.x, begin = window * WINDOW, end = begin + WINDOW < places ? begin + WINDOW : places;
-    int64_t column = ((int64_t)blockIdx.y * ROW_THREADS + threadIdx.x) * N;
-    if (column >= columns)
+    window_sums_kernel(const T *dy, const int32_t *order, const int32_t *index, int64_t places, float *table,
+                       const window_parts parts) {
+    __shared__ int32_t tokens[WINDOW], rows[WINDOW + 2]; /* rows: that before the window, those in it, that behind it */
+    int64_t window = blockIdx.x, begin = window * WINDOW,
+            column = ((int64_t)blockIdx.y * ROW_THREADS + threadIdx.x) * N;
+    int count = (int)(places - begin < WINDOW ? places - begin : WINDOW), place = (int)threadIdx.x - 1;
+    if (place <= count) {
+        int64_t at = begin + place;
+        int32_t token = at >= 0 && at < places ? order[at] : -1;
+        rows[place + 1] = token >= 0 ? index[token] : -1;
+        if (place >= 0 && place < count)
+            tokens[place] = token;
+    }
+    __syncthreads();
+    bool from_before = rows[1] == rows[0], goes_on = rows[count + 1] == rows[count];
+    bool all_one = rows[1] == rows[count]; /* sorted */
+    if (threadIdx.x == 0 && blockIdx.y == 0) {
+        parts.row(0, window) = from_before ? rows[1] : -1;
+        parts.row(1, window) = goes_on && !(from_before && all_one) ? rows[count] : -1;
+    }
+    if (column >= parts.columns)
         return;
-    int32_t before = begin > 0 ? index_at(order, index, begin - 1) : -1;
-    int32_t after = end < places ? index_at(order, index, end) : -1;
-    for (int64_t at = begin; at < end;) {
-        int32_t row = index_at(order, index, at);
-        float sum[N], x[N];
-        fill(sum, 0);
-        bool first_of_window = at == begin;
-        do {
-            load_item(x, dy + order[at] * columns + column);
+    float sum[N];
+    fill(sum, 0);
+    for (int first = 0; first < count; first += BATCH) {
+        float x[BATCH][N];
+#pragma unroll
+        for (int b = 0; b < BATCH; b++) /* beyond the last it is read again, and not added */
+            load_item(x[b], dy + tokens[min(first + b, count - 1)] * parts.columns + column);
+#pragma unroll
+        for (int b = 0; b < BATCH; b++) {
+            int at = first + b;
+            if (at >= count)
+                break;
 #pragma unroll
             for (int i = 0; i < N; i++)
-                sum[i] += x[i];
-            at++;
-        } while (at < end && index_at(order, index, at) == row);
-        if (first_of_window && row == before) {
-            store_item(part_of(parts, window, 0, columns) + column, sum);
-        } else if (at == end && row == after) {
-            store_item(part_of(parts, window, 1, columns) + column, sum);
-        } else {
-            load_item(x, table + row * columns + column);
-#pragma unroll
-            for (int i = 0; i < N; i++)
-                x[i] += sum[i];
-            store_item(table + row * columns + column, x);
+                sum[i] += x[b][i];
+            int32_t row = rows[at + 1];
+            bool last = at + 1 == count;
+            if (!last && rows[at + 2] == row)
+                continue;
+            if (from_before && row == rows[0])
+                store_item(parts.sum(0, window) + column, sum);
+            else if (last && goes_on)
+                store_item(parts.sum(1, window) + column, sum);
+            else
+                add_to(table + row * parts.columns + column, sum);
+            fill(sum, 0);
         }
     }
 }
 
-/* Adds up the parts of the run that begins in a window and goes on, if there is one. A block a window and a band. */
+constexpr int JOINERS = 8; /* warps that share the parts of a run */
+
+/* If a run begins in window blockIdx.x and goes on: adds up its parts. Warp w takes those of windows w, w + 8, … after
+ * the first; then the warps' sums are added in order. A block also takes a band of 32 N columns. */
 template <int N>
-__global__ void __launch_bounds__(ROW_THREADS)
-    join_windows_kernel(const int32_t *order, const int32_t *index, int64_t places, int64_t columns, float *parts,
-                        float *table) {
-    int64_t window = blockIdx.x, begin = window * WINDOW, end = begin + WINDOW;
-    int64_t column = ((int64_t)blockIdx.y * ROW_THREADS + threadIdx.x) * N;
-    if (column >= columns || end >= places)
+__global__ void __launch_bounds__(JOINERS *WARP) join_windows_kernel(const window_parts parts, float *table) {
+    __shared__ float of_warp[JOINERS][WARP * N];
+    __shared__ int end; /* of the run: the first window that has no part of it */
+    int64_t window = blockIdx.x, column = ((int64_t)blockIdx.y * WARP + threadIdx.x % WARP) * N;
+    int32_t row = parts.row(1, window);
+    if (row < 0)
         return;
-    int32_t row = index_at(order, index, end - 1);
-    bool goes_on = index_at(order, index, end) == row;
-    bool began_before = begin > 0 && index_at(order, index, begin - 1) == row; /* then it fills the window */
-    if (!goes_on || began_before)
-        return;
-    float sum[N], x[N];
-    load_item(sum, part_of(parts, window, 1, columns) + column);
-    for (int64_t next = window + 1; next * WINDOW < places && index_at(order, index, next * WINDOW) == row; next++) {
-        load_item(x, part_of(parts, next, 0, columns) + column);
+    int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
+    if (threadIdx.x == 0)
+        end = (int)parts.windows;
+    __syncthreads();
+    for (int64_t at = window + 1 + threadIdx.x; at < parts.windows; at += JOINERS * WARP)
+        if (parts.row(0, at) != row) {
+            atomicMin(&end, (int)at);
+            break;
+        }
+    __syncthreads();
+    float sum[N];
+    fill(sum, 0);
+    if (column < parts.columns) {
+        if (warp == 0)
+            load_item(sum, parts.sum(1, window) + column);
+#pragma unroll 4
+        for (int at = (int)window + 1 + warp; at < end; at += JOINERS) {
+            float x[N];
+            load_item(x, parts.sum(0, at) + column);
 #pragma unroll
-        for (int i = 0; i < N; i++)
-            sum[i] += x[i];
+            for (int i = 0; i < N; i++)
+                sum[i] += x[i];
+        }
     }
-    load_item(x, table + row * columns + column);
 #pragma unroll
     for (int i = 0; i < N; i++)
-        x[i] += sum[i];
-    store_item(table + row * columns + column, x);
+        of_warp[warp][lane * N + i] = sum[i];
+    __syncthreads();
+    if (warp > 0 || column >= parts.columns)
+        return;
+    for (int other = 1; other < JOINERS; other++)
+#pragma unroll
+        for (int i = 0; i < N; i++)
+            sum[i] += of_warp[other][lane * N + i];
+    add_to(table + row * parts.columns + column, sum);
 }
 
 /* --- launching --- */
@@ -163,20 +214,22 @@ extern "C" status cuda_embed_dw(struct cuda *cuda, const struct op_call *call) {
     const struct operand *dy = &call->in[0], *table = &call->out[0];
     const int32_t *order = (const int32_t *)call->in[1].data, *index = (const int32_t *)call->in[2].data;
     int64_t columns = dy->columns, windows = ceil_div(dy->rows, WINDOW);
-    float *parts = (float *)cuda_workspace(cuda), *sums = (float *)table->data;
     if (!call->accumulate)
         TRY(set_zero(cuda, table));
-    if (2 * windows * columns * (int64_t)sizeof *parts > CUDA_WORKSPACE_BYTES)
-        return failed("embed_dw: %lld tokens of %lld do not fit the workspace: lower train.micro_batch",
-                      (long long)dy->rows, (long long)columns);
     if (windows == 0)
         return OK;
+    window_parts parts = {(float *)cuda_workspace(cuda), nullptr, windows, columns};
+    parts.rows = (int32_t *)(parts.sums + 2 * windows * columns);
+    if (2 * windows * (columns + 1) * (int64_t)sizeof *parts.sums > CUDA_WORKSPACE_BYTES)
+        return failed("embed_dw: %lld tokens of %lld do not fit the workspace: lower train.micro_batch",
+                      (long long)dy->rows, (long long)columns);
+    float *sums = (float *)table->data;
     WITH_STORAGE(dy->dtype, WITH_ITEMS(rows_packed(call, columns), {
                      dim3 grid((unsigned)windows, (unsigned)ceil_div(columns, ROW_THREADS * N));
                      LAUNCH((window_sums_kernel<T, N>), grid, dim3(ROW_THREADS), 0, cuda_stream(cuda),
-                            (const T *)dy->data, order, index, dy->rows, columns, sums, parts);
-                     LAUNCH((join_windows_kernel<N>), grid, dim3(ROW_THREADS), 0, cuda_stream(cuda), order, index,
-                            dy->rows, columns, parts, sums);
+                            (const T *)dy->data, order, index, dy->rows, sums, parts);
+                     grid.y = (unsigned)ceil_div(columns, WARP * N);
+                     LAUNCH((join_windows_kernel<N>), grid, dim3(JOINERS * WARP), 0, cuda_stream(cuda), parts, sums);
                  }));
     return OK;
 }

@@ -10,44 +10,54 @@ struct ragged_heads {
     const int32_t *starts;
     const int64_t *square_starts, *numbers; /* see struct ragged */
     int sequences, heads, p;
-    int64_t tokens, padded, hidden;
+    int64_t hidden;
+    int64_t tokens, padded;
     bool packs; /* rows of a head can be moved 16 bytes at a time */
 };
 
 struct head_rows {
-    int n;         /* tokens */
-    int64_t token; /* the first one */
+    int n;     /* tokens */
+    int token; /* the first one */
     int number, sequence;
     int64_t stream; /* the sequence's number in dropout's counters */
 };
 
+/* Loops that need all registers call this again, for what they seldom need, rather than keep it. */
 __device__ inline head_rows head_of_block(const ragged_heads &a) {
     int sequence = (int)blockIdx.z, start = a.starts[sequence];
     return {a.starts[sequence + 1] - start, start, (int)blockIdx.y, sequence, a.numbers[sequence]};
 }
 
-/* The head's rows of a [t, h·p] tensor. */
+/* The head's rows of a [t, h·p] tensor whose rows begin `stride` elements apart. */
+template <typename T>
+__device__ inline matrix<T> rows_of(T *data, int stride, const ragged_heads &a, const head_rows &head) {
+    return {data + (int64_t)head.token * stride + head.number * a.p, stride, head.n, a.p, a.packs};
+}
 template <typename T>
 __device__ inline matrix<T> rows_of(T *data, const ragged_heads &a, const head_rows &head) {
-    return {data + head.token * a.hidden + head.number * a.p, a.hidden, head.n, a.p, a.packs};
+    return rows_of(data, a.hidden, a, head);
 }
 
 /* The head's matrix of a [h,e] tensor. */
 template <typename T>
 __device__ inline matrix<T> matrix_of(T *data, const ragged_heads &a, const head_rows &head) {
-    int64_t n = head.n;
-    T *first = data + a.heads * a.square_starts[head.sequence] + head.number * n * n;
-    return {first, n, head.n, head.n, n % PACK<T> == 0 && (uintptr_t)first % 16 == 0};
+    int n = head.n;
+    T *first = data + a.heads * a.square_starts[head.sequence] + (int64_t)head.number * n * n;
+    return {first, n, n, n, n % PACK<T> == 0 && (uintptr_t)first % 16 == 0};
 }
 
 __device__ inline bool is_tail_block(const ragged_heads &a) { return (int)blockIdx.z == a.sequences; }
 
 /* The head's columns behind the last token, by all blocks of the head in a tail. */
 template <typename T>
-__device__ inline void zero_tail(T *data, const ragged_heads &a) {
+__device__ inline void zero_tail(T *data, int stride, const ragged_heads &a) {
     int64_t step = (int64_t)gridDim.x * blockDim.x;
     for (int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x; i < (a.padded - a.tokens) * a.p; i += step)
-        data[(a.tokens + i / a.p) * a.hidden + blockIdx.y * a.p + i % a.p] = from_float<T>(0);
+        data[(a.tokens + i / a.p) * stride + blockIdx.y * a.p + i % a.p] = from_float<T>(0);
+}
+template <typename T>
+__device__ inline void zero_tail(T *data, const ragged_heads &a) {
+    zero_tail(data, a.hidden, a);
 }
 
 /* --- launching --- */
@@ -71,9 +81,9 @@ inline status heads_of(const struct op_call *call, const struct operand *rows, r
               (int)ragged->sequences,
               (int)call->heads,
               (int)p,
+              call->hidden,
               rows->rows,
               rows->padded_rows,
-              call->hidden,
               packs};
     return OK;
 }

@@ -1,9 +1,34 @@
-/* The lt with weights. What cuBLASLt's epilogues do not have for a shape or a type, a kernel does afterwards:
+/* Products with weights. What cuBLASLt's epilogues do not have for a shape or a type, a kernel does afterwards:
  * those products store and read their result once more than op.def counts. Every operator here runs over padded rows,
  * whose inputs are zero; what a bias makes of them is set to zero again.
  *
  * A bias must have the dtype of the result, so that in bf16 and f16 its copy in the compute dtype is taken. */
 #include "kernels/cuda/contraction.h"
+
+/* --- query, key and value as one --- */
+
+/* Three operands as blocks of columns of one matrix, or as one matrix below the other (vectors: one behind the other);
+ * false where they do not lie like that. */
+static bool beside(const struct operand *three, struct operand *one) {
+    int64_t columns = three->columns, bytes = columns * (int64_t)dtype_size(three->dtype);
+    *one = *three;
+    one->columns = one->stride = 3 * columns;
+    return three->stride == 3 * columns && (char *)three[1].data == (char *)three->data + bytes &&
+           (char *)three[2].data == (char *)three->data + 2 * bytes;
+}
+
+static bool below(const struct operand *three, struct operand *one) {
+    int64_t bytes = three->rows * three->columns * (int64_t)dtype_size(three->dtype);
+    *one = *three;
+    one->rows = one->padded_rows = 3 * three->rows;
+    return (char *)three[1].data == (char *)three->data + bytes &&
+           (char *)three[2].data == (char *)three->data + 2 * bytes;
+}
+
+/* Where blocks of columns have weights that do not lie alike. */
+static status torn(const struct op_call *call) {
+    return failed("%s: three operands are columns of one matrix, but their weights lie apart", op_info(call->op)->name);
+}
 
 /* --- the three products of a weight w[o,k] --- */
 
@@ -199,18 +224,33 @@ static status sum(struct cuda *cuda, const struct op_call *call, int terms, cons
 }
 
 status cuda_linear_dx_add(struct cuda *cuda, const struct op_call *call) { return sum(cuda, call, 1, &call->in[2]); }
-status cuda_qkv_dx(struct cuda *cuda, const struct op_call *call) { return sum(cuda, call, 3, &call->in[6]); }
 status cuda_qkv_linear_dx(struct cuda *cuda, const struct op_call *call) { return sum(cuda, call, 3, NULL); }
 
 /* --- three weights --- */
 
 status cuda_qkv(struct cuda *cuda, const struct op_call *call) {
+    struct operand y, w, b;
+    if (beside(&call->out[0], &y))
+        return below(&call->in[1], &w) && below(&call->in[4], &b) ? add_bias(cuda, call, &call->in[0], &w, &b, &y)
+                                                                  : torn(call);
     for (int i = 0; i < 3; i++)
         TRY(add_bias(cuda, call, &call->in[0], &call->in[1 + i], &call->in[4 + i], &call->out[i]));
     return OK;
 }
 
+status cuda_qkv_dx(struct cuda *cuda, const struct op_call *call) {
+    struct op_call one = *call;
+    if (!beside(&call->in[0], &one.in[0]))
+        return sum(cuda, call, 3, &call->in[6]);
+    return below(&call->in[3], &one.in[1]) ? sum(cuda, &one, 1, &call->in[6]) : torn(call);
+}
+
 status cuda_qkv_dw(struct cuda *cuda, const struct op_call *call) {
+    struct operand dy, dw, db;
+    if (beside(&call->in[0], &dy))
+        return below(&call->out[0], &dw) && below(&call->out[3], &db)
+                   ? gradients(cuda, call, &dy, &call->in[3], &dw, &db)
+                   : torn(call);
     for (int i = 0; i < 3; i++)
         TRY(gradients(cuda, call, &call->in[i], &call->in[3], &call->out[i], &call->out[3 + i]));
     return OK;

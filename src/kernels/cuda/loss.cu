@@ -1,97 +1,166 @@
-/* Softmax cross-entropy of long rows (a vocabulary), and sums of losses. */
-#include "kernels/cuda/items.cuh"
+/* Softmax cross-entropy over the first attr.classes columns of rows of any length, its gradient, and sums of losses. */
+#include "kernels/cuda/ptx.cuh"
+#include "kernels/cuda/rows.cuh"
 
-namespace {
+constexpr float LOG2_E = 1.442695041f, LOWEST = -1e37f;
+constexpr double LN_2 = 0.6931471805599453;
 
-constexpr int THREADS = 256, WARPS = THREADS / WARP;
+/* --- xent --- */
 
-/* What is known of some of a row's logits: their maximum, the sum of exp(logit - maximum), and where the maximum first
- * stands. */
-struct seen {
-    float most, sum;
-    int first;
+template <typename T>
+struct xent_operands {
+    const T *logits;
+    const int32_t *labels;
+    float *lse, *loss;
+    int32_t *hit;
+    int64_t rows, padded_rows, columns;
+    int classes;
 };
 
-__device__ inline seen merge(const seen &a, const seen &b) {
-    const seen &higher = a.most > b.most || (a.most == b.most && a.first <= b.first) ? a : b;
-    const seen &lower = &higher == &a ? b : a;
-    if (lower.sum == 0)
-        return higher;
-    return {higher.most, higher.sum + lower.sum * expf(lower.most - higher.most), higher.first};
-}
+/* The sum of e^x over what came along, as sum 2^scaled(), where `most` is the largest x so far. Exponents are made with
+ * one rounding, and always against the same rounded product, so that nothing is lost for large x. */
+struct running_sum {
+    float most = LOWEST, sum = 0;
 
-template <int N>
-__device__ inline seen add(seen so_far, const float (&x)[N], int column, int count) {
-    seen now = {-INFINITY, 0, column};
-#pragma unroll
-    for (int i = 0; i < N; i++)
-        if (i < count && x[i] > now.most)
-            now.most = x[i], now.first = column + i;
-#pragma unroll
-    for (int i = 0; i < N; i++)
-        if (i < count)
-            now.sum += expf(x[i] - now.most);
-    return merge(so_far, now);
-}
+    __device__ float scaled() const { return most * LOG2_E; }
 
-/* Of all threads, in thread 0. */
-__device__ inline seen block_merge(seen mine) {
-    __shared__ seen of_warp[WARPS];
-    for (int distance = WARP / 2; distance > 0; distance /= 2) {
-        seen other = {__shfl_down_sync(ALL_LANES, mine.most, distance), __shfl_down_sync(ALL_LANES, mine.sum, distance),
-                      __shfl_down_sync(ALL_LANES, mine.first, distance)};
-        if (threadIdx.x % WARP + distance < WARP)
-            mine = merge(mine, other);
+    __device__ void rise(float larger) {
+        float before = scaled();
+        most = larger;
+        sum *= exp2_fast(before - scaled());
     }
-    if (threadIdx.x % WARP == 0)
-        of_warp[threadIdx.x / WARP] = mine;
-    __syncthreads();
-    if (threadIdx.x == 0)
-        for (int w = 1; w < WARPS; w++)
-            mine = merge(mine, of_warp[w]);
-    return mine;
-}
 
-/* lse, loss and hit of logits[rows, columns] over the first `classes` columns: the logits are read once. A block a row;
- * the rows behind the true ones become zero. */
+    /* None is larger than `most`. */
+    template <int N>
+    __device__ void add(const float (&x)[N]) {
+#pragma unroll
+        for (int i = 0; i < N; i++)
+            sum += exp2_fast(fmaf(x[i], LOG2_E, -scaled()));
+    }
+};
+
+/* What a thread has seen of a row. */
 template <typename T, int N>
-__global__ void __launch_bounds__(THREADS)
-    xent_kernel(const T *logits, const int32_t *labels, int64_t rows, int64_t columns, int classes, float *lse,
-                float *loss, int32_t *hit) {
-    int64_t row = blockIdx.x;
-    if (row >= rows) {
-        if (threadIdx.x == 0)
-            lse[row] = loss[row] = 0, hit[row] = 0;
-        return;
+struct row_scan {
+    int label;
+    float of_label;
+    running_sum total;
+    bool beaten; /* by a larger logit, or one as large in front of it */
+
+    /* Items of columns first, first + step, …, all loaded before the first is used. CUT: those from `classes` on do not
+     * count; an item is there as far as the row is. */
+    template <int ITEMS, bool CUT>
+    __device__ void take(const T *logits, int first, int step, int classes) {
+        float x[ITEMS][N], largest = LOWEST;
+#pragma unroll
+        for (int item = 0; item < ITEMS; item++)
+            load_item(x[item], logits + first + item * step);
+#pragma unroll
+        for (int item = 0; item < ITEMS; item++)
+#pragma unroll
+            for (int i = 0; i < N; i++) {
+                if (CUT && first + item * step + i >= classes)
+                    x[item][i] = -INFINITY;
+                largest = fmaxf(largest, x[item][i]);
+            }
+        beaten |= largest > of_label;
+        if (largest == of_label)
+#pragma unroll
+            for (int item = 0; item < ITEMS; item++)
+#pragma unroll
+                for (int i = 0; i < N; i++)
+                    beaten |= x[item][i] == of_label && first + item * step + i < label;
+        if (largest > total.most)
+            total.rise(largest);
+#pragma unroll
+        for (int item = 0; item < ITEMS; item++)
+            total.add(x[item]);
     }
-    const T *of_row = logits + row * columns;
-    seen mine = {-INFINITY, 0, 0x7FFFFFFF};
-    for (int column = (int)threadIdx.x * N; column < classes; column += THREADS * N) {
-        float x[N];
-        load_item(x, of_row + column);
-        mine = add(mine, x, column, classes - column);
+};
+
+constexpr int XENT_BATCH = 4;
+
+/* A group of warps a row; each thread reads every so many items of it once, XENT_BATCH at a time, so that their loads
+ * are under way together. The label is hit if no other logit is larger, and none in front of it as large. Reads the
+ * logits and 4 bytes a row, writes 12 bytes a row. Any number of columns. */
+template <typename T, int N, int WARPS>
+__global__ void __launch_bounds__(ROW_THREADS<WARPS>) xent_kernel(const xent_operands<T> o) {
+    constexpr int STEP = WARPS * WARP * N;
+    for (int64_t first = block_row<WARPS>(); first < o.rows; first += block_step<WARPS>()) {
+        int64_t row = first + my_group<WARPS>();
+        bool alive = row < o.rows;
+        const T *logits = o.logits + row * o.columns;
+        int classes = alive ? o.classes : 0, in_batches = classes / (XENT_BATCH * STEP) * (XENT_BATCH * STEP);
+        row_scan<T, N> scan = {};
+        scan.label = alive ? o.labels[row] : 0;
+        scan.of_label = alive ? to_float(logits[scan.label]) : 0;
+        int column = item_column<N, WARPS>(0);
+        for (; column < in_batches; column += XENT_BATCH * STEP)
+            scan.template take<XENT_BATCH, false>(logits, column, STEP, classes);
+        for (; column < classes; column += STEP)
+            scan.template take<1, true>(logits, column, STEP, classes);
+        scan.total.rise(group_max<WARPS>(scan.total.most));
+        float sums[2] = {scan.total.sum, scan.beaten ? 1.0f : 0.0f};
+        group_sums<WARPS>(sums);
+        if (alive && item_column<1, WARPS>(0) == 0) {
+            float lse = (float)(LN_2 * scan.total.scaled() + log((double)sums[0]));
+            o.lse[row] = lse;
+            o.loss[row] = lse - scan.of_label;
+            o.hit[row] = sums[1] == 0;
+        }
     }
-    mine = block_merge(mine);
-    if (threadIdx.x == 0) {
-        float sum = mine.most + logf(mine.sum);
-        int label = labels[row];
-        lse[row] = sum;
-        loss[row] = sum - to_float(of_row[label]);
-        hit[row] = mine.first == label;
-    }
+    int64_t step = (int64_t)gridDim.x * blockDim.x;
+    for (int64_t row = o.rows + (int64_t)blockIdx.x * blockDim.x + threadIdx.x; row < o.padded_rows; row += step)
+        o.lse[row] = o.loss[row] = 0, o.hit[row] = 0;
 }
+
+constexpr int XENT_BLOCKS = 8; /* a multiprocessor */
+
+template <typename T, int N, int WARPS>
+static status run_xent(struct cuda *cuda, const xent_operands<T> &o) {
+    unsigned grid = blocks_for(cuda, ceil_div(o.padded_rows, GROUPS<WARPS>), XENT_BLOCKS);
+    LAUNCH((xent_kernel<T, N, WARPS>), grid, ROW_THREADS<WARPS>, 0, cuda_stream(cuda), o);
+    return OK;
+}
+
+extern "C" status cuda_xent(struct cuda *cuda, const struct op_call *call) {
+    const struct operand *logits = &call->in[0], *lse = &call->out[0];
+    constexpr int SHORT = 1024; /* columns for one warp */
+    WITH_STORAGE(logits->dtype, {
+        xent_operands<T> o = {(const T *)logits->data,
+                              (const int32_t *)call->in[1].data,
+                              (float *)lse->data,
+                              (float *)call->out[1].data,
+                              (int32_t *)call->out[2].data,
+                              lse->rows,
+                              lse->padded_rows,
+                              logits->columns,
+                              (int)call->attr->classes};
+        WITH_ITEMS(rows_packed(call, logits->columns), {
+            if (logits->columns <= SHORT)
+                TRY((run_xent<T, N, 1>(cuda, o)));
+            else
+                TRY((run_xent<T, N, 8>(cuda, o)));
+        });
+    });
+    return OK;
+}
+
+/* --- xent_dx --- */
+
+constexpr int DX_THREADS = 256;
 
 /* dx[rows, columns] = scale (exp(logits - lse) - onehot(label)), 0 from `classes` on and in rows behind the true ones.
  * Reads and writes a logit once; may work in place. A block a row. */
 template <typename T, int N>
-__global__ void __launch_bounds__(THREADS)
+__global__ void __launch_bounds__(DX_THREADS)
     xent_dx_kernel(const T *logits, const float *lse, const int32_t *labels, const float *scale, int64_t rows,
                    int64_t columns, int classes, T *dx) {
     int64_t row = blockIdx.x;
     bool real = row < rows;
     float sum = real ? lse[row] : 0, factor = *scale;
     int label = real ? labels[row] : -1;
-    for (int64_t column = (int64_t)threadIdx.x * N; column < columns; column += THREADS * N) {
+    for (int64_t column = (int64_t)threadIdx.x * N; column < columns; column += DX_THREADS * N) {
         float x[N] = {0};
         if (real) {
             load_item(x, logits + row * columns + column);
@@ -103,47 +172,9 @@ __global__ void __launch_bounds__(THREADS)
     }
 }
 
-/* sums[2] = the sums of loss[rows] and hit[rows], or added to what is there. One block, in a fixed order. */
-__global__ void __launch_bounds__(THREADS)
-    loss_sum_kernel(const float *loss, const int32_t *hit, int64_t rows, bool accumulate, double *sums) {
-    __shared__ double of_thread[2][THREADS];
-    double losses = 0, hits = 0;
-    for (int64_t row = threadIdx.x; row < rows; row += THREADS) {
-        losses += loss[row];
-        hits += hit[row];
-    }
-    of_thread[0][threadIdx.x] = losses;
-    of_thread[1][threadIdx.x] = hits;
-    __syncthreads();
-    if (threadIdx.x < 2) {
-        double sum = accumulate ? sums[threadIdx.x] : 0;
-        for (int t = 0; t < THREADS; t++)
-            sum += of_thread[threadIdx.x][t];
-        sums[threadIdx.x] = sum;
-    }
-}
-
-}  // namespace
-
-extern "C" status cuda_xent(struct cuda *cuda, const struct op_call *call) {
-    const struct operand *logits = &call->in[0];
-    dim3 grid((unsigned)call->out[0].padded_rows), block(THREADS);
-    if (grid.x == 0)
-        return OK;
-    const int32_t *labels = (const int32_t *)call->in[1].data;
-    float *lse = (float *)call->out[0].data, *loss = (float *)call->out[1].data;
-    int32_t *hit = (int32_t *)call->out[2].data;
-    int classes = (int)call->attr->classes;
-    WITH_STORAGE(logits->dtype,
-                 WITH_ITEMS(rows_packed(call, logits->columns),
-                            LAUNCH((xent_kernel<T, N>), grid, block, 0, cuda_stream(cuda), (const T *)logits->data,
-                                   labels, logits->rows, logits->columns, classes, lse, loss, hit)));
-    return OK;
-}
-
 extern "C" status cuda_xent_dx(struct cuda *cuda, const struct op_call *call) {
     const struct operand *logits = &call->in[0];
-    dim3 grid((unsigned)call->out[0].padded_rows), block(THREADS);
+    dim3 grid((unsigned)call->out[0].padded_rows), block(DX_THREADS);
     if (grid.x == 0)
         return OK;
     const float *lse = (const float *)call->in[1].data, *scale = (const float *)call->in[3].data;
@@ -156,8 +187,26 @@ extern "C" status cuda_xent_dx(struct cuda *cuda, const struct op_call *call) {
     return OK;
 }
 
+/* --- loss_sum --- */
+
+constexpr int SUM_WARPS = 32;
+
+/* One block adds all rows, 8 bytes each, in double precision and in an order that depends on their number alone. */
+__global__ void __launch_bounds__(SUM_WARPS *WARP)
+    loss_sum_kernel(const float *loss, const int32_t *hit, double *out, int64_t rows, bool accumulate) {
+    double sums[2] = {0, 0};
+    for (int64_t row = threadIdx.x; row < rows; row += SUM_WARPS * WARP) {
+        sums[0] += loss[row];
+        sums[1] += hit[row];
+    }
+    group_sums<SUM_WARPS>(sums);
+    if (threadIdx.x == 0)
+        for (int i = 0; i < 2; i++)
+            out[i] = (accumulate ? out[i] : 0) + sums[i];
+}
+
 extern "C" status cuda_loss_sum(struct cuda *cuda, const struct op_call *call) {
-    LAUNCH(loss_sum_kernel, dim3(1), dim3(THREADS), 0, cuda_stream(cuda), (const float *)call->in[0].data,
-           (const int32_t *)call->in[1].data, call->in[0].rows, call->accumulate, (double *)call->out[0].data);
+    LAUNCH(loss_sum_kernel, 1, SUM_WARPS * WARP, 0, cuda_stream(cuda), (const float *)call->in[0].data,
+           (const int32_t *)call->in[1].data, (double *)call->out[0].data, call->in[0].rows, call->accumulate);
     return OK;
 }

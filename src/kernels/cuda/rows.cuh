@@ -87,14 +87,14 @@ __device__ inline void group_barrier() {
         __syncthreads();
 }
 
-/* Each of x becomes its sum over the group's threads: over lanes, then over warps in order. */
-template <int WARPS, int COUNT>
-__device__ inline void group_sums(float (&x)[COUNT]) {
+/* Each of x becomes its sum over the group's threads: over lanes, then over warps in order. V: float or double. */
+template <int WARPS, int COUNT, typename V>
+__device__ inline void group_sums(V (&x)[COUNT]) {
 #pragma unroll
     for (int i = 0; i < COUNT; i++)
         x[i] = warp_sum(x[i]);
     if constexpr (WARPS > 1) {
-        __shared__ float of_warp[COUNT][WARPS];
+        __shared__ V of_warp[COUNT][WARPS];
         __syncthreads(); /* all have read those of the last time */
         if (threadIdx.x % WARP == 0)
             for (int i = 0; i < COUNT; i++)
