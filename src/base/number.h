@@ -27,8 +27,8 @@ static inline float bf16_to_float(bf16 x) {
 static inline bf16 bf16_from_float(float value) {
     uint32_t bits;
     memcpy(&bits, &value, sizeof bits);
-    uint32_t rounded = (bits + 0x7FFFu + (bits >> 16 & 1)) >> 16;
-    return (bf16)((bits & 0x7FFFFFFFu) > 0x7F800000u ? bits >> 16 | 0x40 : rounded);
+    bits = value != value ? bits | 0x400000 : bits + 0x7FFFu + (bits >> 16 & 1);
+    return (bf16)(bits >> 16);
 }
 
 /* Half precision in arithmetic on bits without branches, which compilers turn into vectors for any processor. The

@@ -93,19 +93,30 @@ void normalize_row_gradient(const float *dy, const float *x, int64_t n, float me
     gradient_of_sums(dy, x, n, mean, rstd, gamma, sums[0] / (float)n, sums[1] / (float)n, dx);
 }
 
-static PER_ISA(void, layernorm_dx_row, (struct cpu * cpu, const struct op_call *call, int64_t row), (cpu, call, row)) {
+/* The sum of gamma dy (x - mean) */
+static PER_ISA(float, centred_product, (const float *dy, const float *x, int64_t n, float mean, const float *gamma),
+               (dy, x, n, mean, gamma)) {
+    float lanes[LANES] = {0}, sum = 0;
+    int64_t i = 0;
+    for (; i + LANES <= n; i += LANES)
+        for (int lane = 0; lane < LANES; lane++)
+            lanes[lane] += gamma[i + lane] * dy[i + lane] * (x[i + lane] - mean);
+    for (int lane = 0; lane < LANES; lane++)
+        sum += lanes[lane];
+    for (; i < n; i++)
+        sum += gamma[i] * dy[i] * (x[i] - mean);
+    return sum;
+}
+
+static void layernorm_dx_row(struct cpu *cpu, const struct op_call *call, int64_t row) {
     int64_t n = call->out[0].columns;
     const float *dy = row_read(&call->in[0], row, cpu_scratch(cpu, 0, n));
     const float *x = row_read(&call->in[1], row, cpu_scratch(cpu, 1, n));
     float mean = ((const float *)call->in[2].data)[row], rstd = ((const float *)call->in[3].data)[row];
     const float *gamma = call->in[4].data;
     float *dx = row_write(&call->out[0], row, cpu_scratch(cpu, 2, n));
-    float *scaled = cpu_scratch(cpu, 3, 2 * n), *product = scaled + n; /* g and g xhat */
-    for (int64_t i = 0; i < n; i++) {
-        scaled[i] = gamma[i] * dy[i];
-        product[i] = scaled[i] * (x[i] - mean) * rstd;
-    }
-    float mean_g = vector_sum(scaled, n) / (float)n, mean_product = vector_sum(product, n) / (float)n;
+    float mean_g = vector_dot(gamma, dy, n) / (float)n;
+    float mean_product = centred_product(dy, x, n, mean, gamma) * rstd / (float)n;
     gradient_of_sums(dy, x, n, mean, rstd, gamma, mean_g, mean_product, dx);
     row_written(&call->out[0], row, dx);
 }
