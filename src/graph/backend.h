@@ -5,7 +5,8 @@
 #include "graph/graph.h"
 
 /* An operand as a kernel sees it: device memory and its shape now. rows is the first dim, columns the product of the
- * others; rows begin `stride` elements apart, which are more than columns for "|" operands only (op.def). For [h,e] matrices rows = h and columns = e; see op.def for the order inside. */
+ * others; rows begin `stride` elements apart, which are more than columns for "|" operands only (op.def). For [h,e]
+ * matrices rows = h and columns = e; see op.def for the order inside. */
 struct operand {
     void *data;
     enum dtype dtype;
