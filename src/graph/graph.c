@@ -93,7 +93,8 @@ int graph_parameter(struct graph *graph, const char *letters, enum parameter_ini
     parameter->rows = parameter->file_rows = graph->capacity.n[parameter->dims[0]];
     if (rank == 2)
         parameter->columns = graph->capacity.n[parameter->dims[1]];
-    graph->flat_count += (parameter->rows * parameter->columns + 15) / 16 * 16;
+    graph->flat_count +=
+        (parameter->rows * parameter->columns + PARAMETER_ALIGNMENT - 1) / PARAMETER_ALIGNMENT * PARAMETER_ALIGNMENT;
     return number;
 }
 

@@ -106,7 +106,8 @@ struct node {
 enum parameter_init { INIT_ZERO, INIT_ONE, INIT_NORMAL };
 
 /* A parameter is one tensor of the HuggingFace model. All lie one after another in flat f32 buffers (master weights,
- * gradients, moments), each starting at a multiple of 16 elements, in the order of the table. */
+ * gradients, moments), each starting at a multiple of PARAMETER_ALIGNMENT elements, in the order of the table. */
+enum { PARAMETER_ALIGNMENT = 16 };
 struct parameter {
     const char *name; /* HuggingFace's, "bert.embeddings.word_embeddings.weight" */
     int rank;

@@ -19,7 +19,7 @@ static void touch(struct plan *plan, int tensor, int node) {
 
 /* --- tensors side by side --- */
 
-enum { BESIDE = 3, COLUMN_PACK = 16 };
+enum { BESIDE = 3 };
 
 static void bar(const struct graph *graph, const int *tensors, const struct operand_info *operands, int count,
                 bool *barred) {
@@ -34,7 +34,7 @@ static int group_of(const struct graph *graph, const struct node *node, const bo
     const struct op_info *info = op_info(node->op);
     for (int i = 0; i + BESIDE <= info->outputs; i++) {
         const struct tensor *first = &graph->tensors[node->out[i]];
-        bool group = first->rank == 2 && graph->capacity.n[first->dims[1]] % COLUMN_PACK == 0;
+        bool group = first->rank == 2 && graph->capacity.n[first->dims[1]] % PARAMETER_ALIGNMENT == 0;
         for (int j = i; j < i + BESIDE && group; j++) {
             const struct tensor *tensor = &graph->tensors[node->out[j]];
             group = info->out[j].beside && !barred[node->out[j]] && tensor->dtype == first->dtype &&

@@ -22,12 +22,13 @@ static void to_float(void *ctx, int64_t begin, int64_t end) {
                     job->values + row * job->stride);
 }
 
+static bool is_whole_pages(int64_t floats) { return floats * (int64_t)sizeof(float) % 4096 == 0; }
+
 const float *operand_floats(struct cpu *cpu, const struct operand *operand, int slot, bool down, int64_t *stride) {
-    bool aliases = down && operand->stride * (int64_t)sizeof(float) % 4096 == 0;
     *stride = operand->stride;
-    if (operand->dtype == F32 && !aliases)
+    if (operand->dtype == F32 && !(down && is_whole_pages(operand->stride)))
         return operand->data;
-    *stride = operand->columns + (down && operand->columns * (int64_t)sizeof(float) % 4096 == 0 ? 16 : 0);
+    *stride = operand->columns + (down && is_whole_pages(operand->columns) ? 16 : 0);
     struct conversion job = {operand, cpu_shared(cpu, slot, operand->padded_rows * *stride), *stride};
     parallel_for(operand->padded_rows, 16, to_float, &job);
     return job.values;
