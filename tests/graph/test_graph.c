@@ -120,7 +120,8 @@ static void check_beside(enum beside_case which) {
     struct sizes sizes = small_sizes();
     sizes_set(&sizes, DIM_I, which == NO_WHOLE_PACKS ? 36 : 32);
     struct graph *g = graph_new(F32, &sizes);
-    int in[7] = {graph_tensor(g, TENSOR_INPUT, F32, "ti", "x")}, out[3], y[2], sum = act_tensor(g, "ti", "sum");
+    int in[7] = {graph_tensor(g, TENSOR_INPUT, F32, "ti", "x")}, out[3], y[2], again[2];
+    int sum = act_tensor(g, "ti", "sum"), later = act_tensor(g, "ti", "later");
     for (int i = 1; i < 7; i++) {
         int parameter = graph_parameter(g, i < 4 ? "ii" : "i", INIT_NORMAL, true, "p%d", i);
         in[i] = g->parameters[parameter].weight;
@@ -129,9 +130,12 @@ static void check_beside(enum beside_case which) {
     for (int i = 0; i < 3; i++)
         out[i] = graph_tensor(g, TENSOR_ACTIVATION, F32, "ti", "%c", "qkv"[i]);
     y[0] = act_tensor(g, "ti", "y"), y[1] = act_tensor(g, "th", "lse");
+    again[0] = act_tensor(g, "ti", "y again"), again[1] = act_tensor(g, "th", "lse again");
     graph_node(g, OP_qkv, PASS_FORWARD, 0, in, out);
     graph_node(g, OP_attention, PASS_FORWARD, 0, out, y);
     graph_node(g, OP_add, PASS_FORWARD, 0, (int[]){y[0], which == ONE_READ_BY_ANOTHER ? out[1] : in[0]}, &sum);
+    graph_node(g, OP_act, PASS_FORWARD, 0, &sum, &later);
+    graph_node(g, OP_attention, PASS_FORWARD, 0, (int[]){out[2], out[2], out[2]}, again); /* v outlives q and k */
     assert_int_equal(graph_verify(g), OK);
     struct plan plan;
     assert_int_equal(plan_make(g, &plan), OK);
@@ -146,6 +150,8 @@ static void check_beside(enum beside_case which) {
         int64_t from_y = plan.offset[y[0]] - plan.offset[out[0]]; /* is alive with them */
         assert_true(from_y >= (which == ALL_MARKED ? 3 : 1) * 512 * row || from_y <= -512 * row);
     }
+    int64_t from_later = plan.offset[later] - plan.offset[out[which == ALL_MARKED ? 0 : 2]]; /* alive with v */
+    assert_true(from_later >= (which == ALL_MARKED ? 3 : 1) * 512 * row || from_later <= -512 * row);
     plan_free(&plan);
     graph_free(g);
 }
