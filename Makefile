@@ -81,13 +81,12 @@ COMPILE_EMU = $(CXX) -x c++ -std=c++17 -DBERTH_EMU -Isrc -Itests/cudaemu -I$(CUD
 RACE_FLAGS = $(if $(filter race,$(EMU)),-fsanitize=thread -fno-omit-frame-pointer)
 CUDA_LIBS = -lstdc++
 else
-CUDA_LIBS = -L$(CUDA_HOME)/lib64 -Wl,-rpath,$(CUDA_HOME)/lib64 -lcudart_static -ldl -lrt -lstdc++
+CUDA_LIBS = -L$(CUDA_HOME)/lib64 -Wl,-rpath,$(CUDA_HOME)/lib64 $(if $(NCCL_HOME),-Wl$(,)-rpath$(,)$(NCCL_HOME)/lib) -lcudart_static -ldl -lrt -lstdc++
 endif
 
 # --- an archive a folder: what a test links is what its folder may see ---
 FOLDERS = cmd train data optim model dist kernels/cpu $(if $(HAVE_CUDA),kernels/cuda) graph config base
-SOURCES = $(filter-out $(if $(HAVE_MPI),,src/dist/mpi.c) $(if $(HAVE_NCCL),,src/dist/nccl.c),\
-    $(wildcard $(FOLDERS:%=src/%/*.c)))
+SOURCES = $(filter-out $(if $(HAVE_MPI),,src/dist/mpi.c),$(wildcard $(FOLDERS:%=src/%/*.c)))
 ARCHIVES = $(FOLDERS:%=$(BUILD)/lib/%.a)
 objects_of = $(patsubst src/%.c,$(BUILD)/obj/%.o,$(filter $(wildcard src/$(1)/*.c),$(SOURCES))) \
     $(if $(filter kernels/cuda,$(1)),$(CUDA_SOURCES:src/%.cu=$(BUILD)/obj/%.cu.o) $(EMU_OBJECTS))
@@ -117,7 +116,7 @@ $(BUILD)/features.mk: scripts/probe.sh $(BUILD)/probe.stamp
 include $(BUILD)/features.mk
 # nvcc's build and the emulator's
 ifdef HAVE_CUDA
-FEATURE_CFLAGS += -DBERTH_CUDA
+FEATURE_CFLAGS += -DBERTH_CUDA $(if $(HAVE_NCCL),-DBERTH_NCCL)
 endif
 $(call stamp,$(BUILD)/flags.stamp,$(COMPILE) $(LINK_FLAGS) $(if $(HAVE_CUDA),$(COMPILE_CUDA) $(COMPILE_EMU) $(RACE_FLAGS)))
 $(call stamp,$(BUILD)/version.stamp,$(VERSION) $(COMMIT))
@@ -145,6 +144,8 @@ $(BUILD)/obj/%.o: src/%.c $(BUILD)/flags.stamp
 	@mkdir -p $(@D)
 	$(COMPILE) -MMD -MP -c $< -o $@
 
+$(BUILD)/obj/dist/mpi.o: CPPFLAGS += $(MPI_CFLAGS)
+$(BUILD)/obj/dist/nccl.o: CPPFLAGS += $(NCCL_CFLAGS) $(if $(filter-out 0,$(EMU)),-DBERTH_EMU)
 $(BUILD)/obj/kernels/cuda/%.o: CPPFLAGS += -I$(CUDA_HOME)/include $(if $(filter-out 0,$(EMU)),-DBERTH_EMU)
 ifeq ($(EMU),0)
 $(BUILD)/obj/%.cu.o: src/%.cu $(BUILD)/flags.stamp

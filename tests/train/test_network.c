@@ -20,7 +20,6 @@ static struct network open_fused(const struct bert_config *config, enum dtype co
     struct network network;
     struct network_form form = {.compute = compute, .fusion = fusion, .checkpoint = checkpoint, .without = without};
     struct backend *backend;
-    struct comm *comm;
     struct optim_config optim = {.name = name,
                                  .beta1 = 0.9,
                                  .beta2 = 0.999,
@@ -31,8 +30,7 @@ static struct network open_fused(const struct bert_config *config, enum dtype co
                                  .loss_scale = 1024,
                                  .growth_interval = 20};
     assert_int_equal(test_backend_new(&backend), OK);
-    assert_int_equal(comm_self_new(&comm), OK);
-    status code = network_new(&network, config, &shape, &form, &optim, 200, 7, backend, comm);
+    status code = network_new(&network, config, &shape, &form, &optim, 200, 7, backend, comm_self());
     if (code != OK)
         fail_msg("%s", status_message());
     assert_int_equal(network_init_weights(&network, 3), OK);
@@ -505,13 +503,11 @@ static void test_too_large_for_the_device(void **state) {
     (void)state;
     struct network network;
     struct backend *backend;
-    struct comm *comm;
     struct optim_config optim = {.name = OPTIM_ADAMW, .beta1 = 0.9, .beta2 = 0.999, .epsilon = 1e-6};
     struct network_form form = {.compute = F32, .fusion = FUSION_FULL};
     assert_int_equal(test_backend_new(&backend), OK);
-    assert_int_equal(comm_self_new(&comm), OK);
     backend->memory_left = little_memory;
-    assert_int_equal(network_new(&network, &tiny, &shape, &form, &optim, 10, 7, backend, comm), BAD_INPUT);
+    assert_int_equal(network_new(&network, &tiny, &shape, &form, &optim, 10, 7, backend, comm_self()), BAD_INPUT);
     assert_non_null(strstr(status_message(), "has 0.00 GB left: lower train.micro_batch"));
 }
 
