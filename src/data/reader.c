@@ -163,8 +163,8 @@ static struct held *held_of(const struct reader *reader, const struct draw *draw
     return &reader->held[draw->source * WINDOW + draw->slot];
 }
 
-/* Ranks own slots of the window in turn, and so whole blocks: of the draws that go round the window, each gets as many as
- * the others. In file order, where the window is one slot, they own its blocks in turn. */
+/* Ranks own slots of the window in turn, and so whole blocks: of the draws that go round the window, each gets as many
+ * as the others. In file order, where the window is one slot, they own its blocks in turn. */
 static bool is_own(const struct reader *reader, const struct draw *draw) {
     int64_t number = reader->options.shuffle ? draw->slot : slot_of(reader, draw)->place;
     return number % reader->options.ranks == reader->options.rank;
