@@ -265,6 +265,16 @@ static status check_ranks(const struct training *training) {
                      (long long)settings->train.global_batch, ranks);
 }
 
+static void warn_of_idle_ranks(const struct training *training) {
+    int64_t blocks = dataset_open_blocks(training->train_data);
+    if (blocks < training->comm->ranks)
+        log_warn(
+            "data.train: sequences come from %lld block%s of rows at a time, so %lld of %d processes have none; more "
+            "and smaller shards have more blocks (64 at most)",
+            (long long)blocks, blocks == 1 ? "" : "s", (long long)(training->comm->ranks - blocks),
+            training->comm->ranks);
+}
+
 static status make_lr_table(struct training *training) {
     const struct settings *settings = training->settings;
     static const enum schedule_kind kinds[] = {[SCHEDULE_NVIDIA_POLY] = NVIDIA_POLY,
@@ -377,6 +387,7 @@ static status open_inputs(struct training *training, struct settings *settings, 
     TRY(check_ranks(training));
     TRY(open_tokenizer(training));
     TRY(open_data(training));
+    warn_of_idle_ranks(training);
     TRY(open_masking(training));
     TRY(make_config(training, config));
     TRY(make_shape(training, config, shape));
