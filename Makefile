@@ -208,19 +208,26 @@ check-emulator: cuda-headers
 # the CUDA backend without a GPU: the emulator itself, the operator table and the optimizers in it and under its race checker,
 # and steps of training beside the CPU backend
 EMU_KERNEL_TESTS = tests/kernels/test_optable tests/optim/test_optim
+EMU_TRAIN_TESTS = tests/train/test_recording tests/train/test_nccl
 check-emu: all check-emulator
-	@$(MAKE) -s EMU=1 all $(EMU_KERNEL_TESTS:%=build/emu/%) build/emu/tests/train/test_recording build/emu/tests/train/test_network
+	@$(MAKE) -s EMU=1 all $(EMU_KERNEL_TESTS:%=build/emu/%) $(EMU_TRAIN_TESTS:%=build/emu/%) build/emu/tests/train/test_network
 	@$(MAKE) -s EMU=race $(EMU_KERNEL_TESTS:%=build/emurace/%)
-	@BERTH_TEST_DEVICE=cuda sh scripts/run_tests.sh $(EMU_KERNEL_TESTS:%=build/emu/%) build/emu/tests/train/test_recording \
+	@BERTH_TEST_DEVICE=cuda sh scripts/run_tests.sh $(EMU_KERNEL_TESTS:%=build/emu/%) $(EMU_TRAIN_TESTS:%=build/emu/%) \
 	    $(EMU_KERNEL_TESTS:%=build/emurace/%)
 	@BERTH_TEST_DEVICE=cuda BERTH_TEST_ONLY=test_fusion_in_16_bits sh scripts/run_tests.sh build/emu/tests/train/test_network
 	@python3 tests/cudaemu/train_check.py $(PROGRAM) build/berth-emu
+	@python3 tests/train/check_ranks.py $(PROGRAM) build/berth-emu
 
-# a table of what ptxas made of the kernels, docs/results/kernels.md; fails where registers are spilled or the page is of others
-nvcc-check: all
+# a table of what ptxas made of the kernels, docs/results/kernels.md; fails where registers are spilled or the page is of others.
+# NCCL is loaded at run time: that its functions are there as its header has them shows where they are linked
+nvcc-check: all $(if $(HAVE_NCCL),$(BUILD)/nccl-linked)
 	@$(if $(HAVE_CUDA),,echo "nvcc-check: this build has no CUDA (make features)" >&2; exit 2)
 	@python3 scripts/kernel_table.py $(NVCC) docs/results/kernels.md $(CUDA_SOURCES:src/%.cu=$(BUILD)/obj/%.cu.log) >$(BUILD)/kernels.md; \
 	    code=$$?; cat $(BUILD)/kernels.md; exit $$code
+
+$(BUILD)/nccl-linked: src/dist/nccl.c $(BUILD)/lib/dist.a $(BUILD)/lib/base.a
+	@echo 'int main(void) { return 0; }' | $(COMPILE) -DBERTH_NCCL_LINKED $(NCCL_CFLAGS) -o $@ -x c - -x none $^ $(LINK_FLAGS) $(LIBS) $(NCCL_LIBS)
+	@echo "src/dist/nccl.c links against NCCL"
 
 install: all
 	install -d $(DESTDIR)$(PREFIX)/bin $(DESTDIR)$(PREFIX)/share/berth/configs
