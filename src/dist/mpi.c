@@ -143,6 +143,8 @@ static status describe(struct comm *comm) {
     TRY(comm->sum_f64(comm, &machines, 1));
     MPI_Get_library_version(library, &length);
     library[strcspn(library, ",\n")] = 0;
+    for (char *tab = library; (tab = strchr(tab, '\t'));)
+        *tab = ' ';
     MPI_Get_version(&version, &subversion);
     snprintf(comm->name, sizeof comm->name, "%d processes on %.0f machine%s, MPI %d.%d (%.60s)", comm->ranks, machines,
              machines == 1 ? "" : "s", version, subversion, library);

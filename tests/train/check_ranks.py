@@ -99,11 +99,16 @@ peak_tflops = 1
 """)
 
 
+def threads_of(output):
+    return int(re.search(r"^device  cpu: (\d+) thread", output, re.M).group(1))
+
+
 def equal_losses(data, folder):
-    run(1, *training(data, f"{folder}/1"))
+    cores = threads_of(run(1, *training(data, f"{folder}/1")).stderr)
     for ranks in (2, 3):
         output = run(ranks, *training(data, f"{folder}/{ranks}")).stderr
         close(f"{folder}/1", f"{folder}/{ranks}", f"{ranks} processes")
+        assert threads_of(output) == max(1, cores // ranks), f"{ranks} processes on {cores} cores:\n{output}"
         for once in (f"ranks   {ranks} processes on 1 machine", "device  cpu", "run     ", "held out at step 8", "step 24/24", "done: "):
             assert output.count(once) == 1, f"{once} is said {output.count(once)} times:\n{output}"
     with open(f"{folder}/2/latest/trainer.json") as file:
@@ -161,7 +166,10 @@ def stop(data, folder, rank, number, code):
     while not os.path.exists(f"{name}/metrics.jsonl") or not lines_of(name):
         time.sleep(0.002)
     os.kill(pids[rank], number)
-    message = process.communicate(timeout=60)[1]
+    try:
+        message = process.communicate(timeout=60)[1]
+    finally:
+        process.kill()
     if process.returncode == 0:
         sys.exit("FAILED: the run was over before the signal arrived")
     assert process.returncode == code, f"signal {number} to rank {rank}: exit {process.returncode}, expected {code}\n{message}"
