@@ -26,8 +26,7 @@ static void test_sums_of_one_rank(void **state) {
     if (nccl_new(&nccl, comm_self(), backend->stream) != OK)
         fail_msg("%s", status_message());
     assert_int_equal(backend->memory_new(backend, &memory, sizeof values, "values"), OK);
-    for (int sum = 0; sum < SUMS;
-         sum++) { /* behind its upload, before its download */
+    for (int sum = 0; sum < SUMS; sum++) { /* behind its upload, before its download */
         for (int i = 0; i < COUNT; i++)
             values[i] = (float)(i * (sum + 1)) / 7;
         assert_int_equal(backend->upload(backend, memory, values, sizeof values), OK);
