@@ -29,7 +29,7 @@ static const char *program;
 /* Of very different sizes, so that another order of sums gives other bits. */
 static double value(int rank, int64_t i) {
     uint64_t mixed = (uint64_t)(i * 31 + rank + 1) * 0x9E3779B97F4A7C15u;
-    double size = (double)(1 << (mixed >> 59)); /* 1 to 2^31 */
+    double size = (double)((int64_t)1 << (mixed >> 59)); /* 1 to 2^31 */
     return ((double)(mixed >> 20 & 0xFFFFFF) / 0xFFFFFF - 0.5) * size;
 }
 
