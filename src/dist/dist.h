@@ -7,11 +7,12 @@
 /* One process: rank 0 of 1; sums are what they are. Needs no freeing. */
 struct comm *comm_self(void);
 
-/* All processes that a launcher (mpirun, mpiexec, srun) started together with this one, as its environment variables
- * tell; one process where there is none. BAD_INPUT where they cannot be reached: no MPI in this build, or one that this
- * launcher does not serve. */
+/* All processes that a launcher started together with this one, as environment variables tell: mpirun's, mpiexec's or
+ * srun's, by MPI; or RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT, by TCP. One process where there are none. BAD_INPUT
+ * where they cannot be reached: no MPI in this build, or one that this launcher does not serve. */
 status comm_open(struct comm **out);
 status comm_mpi_new(struct comm **out);
+status comm_tcp_new(int rank, int ranks, const char *host, const char *port, struct comm **out);
 
 /* --- agreement --- */
 

@@ -1,4 +1,5 @@
-/* Which communicator there is: launchers tell a process by its environment how many they started. */
+/* Which communicator there is: launchers tell a process by its environment how many they started. Those of MPI come
+ * first: the variables of others may be left over in what they hand on. */
 #include <stdlib.h>
 #include <unistd.h>
 
@@ -13,6 +14,9 @@ static const struct launcher {
     {"PMI_SIZE", "PMI_RANK", "mpiexec"},
     {"SLURM_STEP_NUM_TASKS", "SLURM_PROCID", "srun"},
 };
+
+/* Of those who start processes with their own words. */
+static const char *const variables[] = {"RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"};
 
 static int number_of(const char *variable) {
     const char *text = getenv(variable);
@@ -51,15 +55,39 @@ static status open_mpi(const struct launcher *launcher, struct comm **out) {
 static status open_mpi(const struct launcher *launcher, struct comm **out) {
     (void)out;
     return one_voice(launcher, bad_input("%s started %d processes, but this berth was built without MPI ('make "
-                                         "features' says why): expected one process",
+                                         "features' says why): expected one process, or RANK, WORLD_SIZE, MASTER_ADDR "
+                                         "and MASTER_PORT for each",
                                          launcher->name, number_of(launcher->ranks)));
 }
 #endif
 
+static bool has_all_variables(void) {
+    bool all = true;
+    for (size_t i = 0; i < sizeof variables / sizeof *variables; i++)
+        all = all && getenv(variables[i]);
+    return all;
+}
+
+static status open_tcp(struct comm **out) {
+    if (has_all_variables())
+        return comm_tcp_new(number_of("RANK"), number_of("WORLD_SIZE"), getenv("MASTER_ADDR"), getenv("MASTER_PORT"),
+                            out);
+    return bad_input("WORLD_SIZE = %s: expected RANK, MASTER_ADDR and MASTER_PORT, too", getenv("WORLD_SIZE"));
+}
+
+#ifdef BERTH_MPI
+enum { HAS_MPI = 1 };
+#else
+enum { HAS_MPI = 0 };
+#endif
+
 status comm_open(struct comm **out) {
     const struct launcher *launcher = find_launcher();
-    if (launcher && number_of(launcher->ranks) > 1)
+    bool launched = launcher && number_of(launcher->ranks) > 1;
+    if (launched && (HAS_MPI || !has_all_variables()))
         return open_mpi(launcher, out);
+    if (launched || (!launcher && number_of("WORLD_SIZE") > 1))
+        return open_tcp(out);
     *out = comm_self();
     return OK;
 }

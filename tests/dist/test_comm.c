@@ -1,12 +1,15 @@
-/* The communicator: this program starts itself by mpirun with 1, 2 and 3 processes, which check what they get from one
- * another; and once more with processes that fail. */
+/* The communicators: this program starts itself, by mpirun and with MASTER_ADDR and its kin, in 1, 2 and 3 processes,
+ * which check what they get from one another; and once more with processes that fail. */
+#include <netinet/in.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/socket.h>
 #include <sys/wait.h>
+#include <unistd.h>
 
 #include <cmocka.h>
 
@@ -206,6 +209,63 @@ static void test_without_mpi(void **state) {
 }
 #endif
 
+/* --- TCP --- */
+
+static int free_port(void) {
+    struct sockaddr_in address = {.sin_family = AF_INET};
+    socklen_t size = sizeof address;
+    int made = socket(AF_INET, SOCK_STREAM, 0);
+    assert_int_equal(bind(made, (struct sockaddr *)&address, size), 0);
+    assert_int_equal(getsockname(made, (struct sockaddr *)&address, &size), 0);
+    close(made);
+    return ntohs(address.sin_port);
+}
+
+/* A process for each rank, the last one first; all must end with 0. */
+static void test_processes_by_tcp(void **state) {
+    (void)state;
+    for (int ranks = 1; ranks <= 3; ranks++) {
+        pid_t started[3];
+        char number[20], port[20], count[20];
+        snprintf(port, sizeof port, "%d", free_port());
+        snprintf(count, sizeof count, "%d", ranks);
+        for (int rank = ranks - 1; rank >= 0; rank--) {
+            snprintf(number, sizeof number, "%d", rank);
+            started[rank] = fork();
+            if (started[rank] == 0) {
+                setenv("RANK", number, 1);
+                setenv("WORLD_SIZE", count, 1);
+                setenv("MASTER_ADDR", "localhost", 1);
+                setenv("MASTER_PORT", port, 1);
+                execl(program, program, "all", count, NULL);
+                _exit(127);
+            }
+        }
+        for (int rank = 0; rank < ranks; rank++) {
+            int ended;
+            waitpid(started[rank], &ended, 0);
+            assert_int_equal(ended, 0);
+        }
+    }
+}
+
+static void test_wrong_variables(void **state) {
+    (void)state;
+    static const struct {
+        const char *variables, *says;
+    } cases[] = {
+        {"WORLD_SIZE=2", "WORLD_SIZE = 2: expected RANK, MASTER_ADDR and MASTER_PORT, too"},
+        {"WORLD_SIZE=2 RANK=2 MASTER_ADDR=localhost MASTER_PORT=1", "RANK = 2, WORLD_SIZE = 2"},
+        {"WORLD_SIZE=2 RANK=1 MASTER_ADDR=localhost MASTER_PORT=x", "MASTER_PORT = x: expected"},
+        {"WORLD_SIZE=2 RANK=1 MASTER_ADDR=no.such.host.invalid MASTER_PORT=9", "MASTER_ADDR = no.such.host.invalid"},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        struct output output = run(cases[i].variables, "all", 2);
+        assert_int_equal(output.code, BAD_INPUT);
+        assert_non_null(strstr(output.text, cases[i].says));
+    }
+}
+
 /* A launcher of one process, a batch script, or none: no communicator is looked for. */
 static void test_one_process(void **state) {
     (void)state;
@@ -223,10 +283,10 @@ int main(int argc, char **argv) {
     if (argc == 3)
         return work(argv[1], atoi(argv[2]));
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_one_process),
+        cmocka_unit_test(test_one_process),     cmocka_unit_test(test_processes_by_tcp),
+        cmocka_unit_test(test_wrong_variables),
 #ifdef BERTH_MPI
-        cmocka_unit_test(test_processes),
-        cmocka_unit_test(test_one_that_fails_ends_all),
+        cmocka_unit_test(test_processes),       cmocka_unit_test(test_one_that_fails_ends_all),
 #else
         cmocka_unit_test(test_without_mpi),
 #endif

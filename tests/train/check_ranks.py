@@ -11,6 +11,7 @@ import os
 import re
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -143,6 +144,36 @@ def children(process):
             return found
         time.sleep(0.01)
     sys.exit(f"FAILED: mpirun started {len(found)} processes")
+
+
+def by_tcp(data, folder):
+    """Without MPI: started by hand, with variables that tell where rank 0 is."""
+    with socket.socket() as free:
+        free.bind(("", 0))
+        port = free.getsockname()[1]
+
+    def start(name, rank):
+        own = {"RANK": str(rank), "WORLD_SIZE": "2", "MASTER_ADDR": "localhost", "MASTER_PORT": str(port)}
+        return subprocess.Popen([BERTH, *training(data, name)], stderr=subprocess.PIPE, text=True, env={**os.environ, **own})
+
+    def end(name, kill):
+        processes = [start(name, rank) for rank in (1, 0)]
+        try:
+            if kill:
+                while not os.path.exists(f"{name}/metrics.jsonl") or not lines_of(name):
+                    time.sleep(0.002)
+                processes[0].kill()
+            return [process.communicate(timeout=60)[1] for process in processes], [process.returncode for process in processes]
+        finally:
+            for process in processes:
+                process.kill()
+
+    name = f"{folder}/tcp"
+    said, codes = end(name, kill=True)
+    assert codes == [-9, 1] and re.search(r"^berth: rank 0: the connection to rank 1 is lost: ", said[1], re.M), (codes, said)
+    said, codes = end(name, kill=False)
+    assert codes == [0, 0] and said[0] == "" and said[1].count("ranks   2 processes on 1 machine, TCP") == 1, (codes, said)
+    same(f"{folder}/2", name, "2 processes by TCP, one killed, resumed")
 
 
 def lives(pid):
@@ -284,6 +315,7 @@ def main():
             equal_losses(data, folder)
             idle_rank(data, folder)
             resume(data, folder)
+            by_tcp(data, folder)
             one_voice(data, folder)
     print("check_ranks: passed")
 
