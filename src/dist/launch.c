@@ -11,7 +11,7 @@ static const struct launcher {
     const char *ranks, *rank, *name;
 } launchers[] = {
     {"OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK", "mpirun (Open MPI)"},
-    {"PMI_SIZE", "PMI_RANK", "mpiexec"},
+    {"PMI_SIZE", "PMI_RANK", "the launcher (PMI)"},
     {"SLURM_STEP_NUM_TASKS", "SLURM_PROCID", "srun"},
 };
 
