@@ -15,9 +15,11 @@ static void NAME(begin)(void) {
 
 static void NAME(end)(void) { TILE_RELEASE(); }
 
-static void NAME(multiply)(int64_t depth, const void *a_sliver, const void *b_panel, float *c, int64_t stride_c,
-                           bool add, const char *next) {
-    const char *a = a_sliver, *b = b_panel;
+/* c[32, 32] = or += a b. `a`: tiles [16 lines][32 of k], their lines `a_line` bytes apart, the second 16 `a_low` bytes
+ * behind the first, the next 32 of k `a_step`; b: packed tiles, the second 16 columns `b_right` bytes behind the first.
+ */
+INLINE void NAME(square)(int64_t depth, const char *a, int64_t a_line, int64_t a_low, int64_t a_step, const char *b,
+                         int64_t b_right, float *c, int64_t stride_c, bool add, const char *next) {
     const int64_t stride = stride_c * (int64_t)sizeof *c;
     float *low = c + TILE_LINES * stride_c;
     if (add) {
@@ -31,15 +33,15 @@ static void NAME(multiply)(int64_t depth, const void *a_sliver, const void *b_pa
         TILE_ZERO(2);
         TILE_ZERO(3);
     }
-    for (int64_t k = 0; k < depth; k += STEP, a += TILE_BYTES, b += TILE_BYTES) {
+    for (int64_t k = 0; k < depth; k += STEP, a += a_step, b += TILE_BYTES) {
         TILE_LOAD(6, b, STEP * sizeof(bf16));
-        TILE_LOAD(4, a, STEP * sizeof(bf16));
+        TILE_LOAD(4, a, a_line);
         TILE_MULTIPLY(0, 4, 6);
-        TILE_LOAD(7, b + LINE_OF_TILES, STEP * sizeof(bf16));
+        TILE_LOAD(7, b + b_right, STEP * sizeof(bf16));
         TILE_MULTIPLY(1, 4, 7);
-        for (int line = 0; line < FETCH; line++, next += 64)
+        for (int line = 0; next && line < FETCH; line++, next += 64)
             __builtin_prefetch(next, 0, 2);
-        TILE_LOAD(5, a + LINE_OF_TILES, STEP * sizeof(bf16));
+        TILE_LOAD(5, a + a_low, a_line);
         TILE_MULTIPLY(2, 5, 6);
         TILE_MULTIPLY(3, 5, 7);
     }
@@ -47,6 +49,22 @@ static void NAME(multiply)(int64_t depth, const void *a_sliver, const void *b_pa
     TILE_STORE(1, c + TILE_LINES, stride);
     TILE_STORE(2, low, stride);
     TILE_STORE(3, low + TILE_LINES, stride);
+}
+
+static void NAME(multiply)(int64_t depth, const void *a_sliver, const void *b_panel, float *c, int64_t stride_c,
+                           bool add, const char *next) {
+    NAME(square)
+    (depth, a_sliver, STEP * sizeof(bf16), LINE_OF_TILES, TILE_BYTES, b_panel, LINE_OF_TILES, c, stride_c, add, next);
+}
+
+static void NAME(multiply_rows)(const struct rows_product *product) {
+    const int64_t a_line = product->a_row * (int64_t)sizeof(bf16), b_panel = product->k * TILE_LINES;
+    for (int64_t column = 0; column < product->n; column += 2 * TILE_LINES)
+        for (int64_t row = 0; row < product->m; row += 2 * TILE_LINES)
+            NAME(square)
+    (product->k, (const char *)(product->a + row * product->a_row), a_line, TILE_LINES * a_line, STEP * sizeof(bf16),
+     (const char *)(product->b + column / TILE_LINES * b_panel), b_panel * (int64_t)sizeof(bf16),
+     product->c + row * product->c_row + column, product->c_row, product->add, NULL);
 }
 
 static void NAME(pack_a)(const struct matrix *a, const struct piece *piece, void *block, float *sums) {
@@ -69,6 +87,7 @@ const struct kernel NAME(kernel) = {.rows = 2 * TILE_LINES,
                                     .pack_a = NAME(pack_a),
                                     .pack_b = NAME(pack_b),
                                     .multiply = NAME(multiply),
+                                    .multiply_rows = NAME(multiply_rows),
                                     .begin = NAME(begin),
                                     .end = NAME(end)};
 #undef NAME

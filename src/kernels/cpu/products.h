@@ -20,6 +20,19 @@ struct piece {
     int64_t line, lines, k, depth;
 };
 
+/* A product of small matrices in the cache, by one thread: c[m,n] = a b, or added to. a[m,k]: rows `a_row` apart;
+ * b[k,n] in pairs of k, 16 columns by 16: [n/16][k/2][16][2]. m, n and k are multiples of ROWS_PRODUCT. */
+enum { ROWS_PRODUCT = 32 };
+struct rows_product {
+    int64_t m, n, k;
+    const bf16 *a;
+    int64_t a_row;
+    const bf16 *b;
+    float *c;
+    int64_t c_row;
+    bool add;
+};
+
 /* How an instruction set multiplies. Operands are packed first, each block in one piece of memory: of a [block_rows,
  * depth], whatever its order inside, but slivers of `rows` rows follow each other; of b panels [depth, columns]. What
  * is missing of a sliver or a panel is packed as zeros. */
@@ -35,7 +48,8 @@ struct kernel {
     /* c[rows, columns] = a b (+ c), and fetches into the second-level cache what will be wanted next */
     void (*multiply)(int64_t depth, const void *a, const void *b, float *c, int64_t stride_c, bool add,
                      const char *next);
-    void (*begin)(void), (*end)(void); /* around the work of a thread; NULL: nothing to do */
+    void (*multiply_rows)(const struct rows_product *product); /* NULL in kernels of floats */
+    void (*begin)(void), (*end)(void);                         /* around the work of a thread; NULL: nothing to do */
 };
 
 /* Use the products of this instruction set, as BERTH_ISA names it, from now on; NULL: the best of the processor. */
