@@ -68,13 +68,13 @@ static void NAME(multiply_rows)(const struct rows_product *product) {
 }
 
 static void NAME(pack_a)(const struct matrix *a, const struct piece *piece, void *block, float *sums) {
-    pack_rows(a, piece, block);
+    pack_tiles(a, piece, true, block);
     if (sums)
         sum_rows(block, piece, sums);
 }
 
 static void NAME(pack_b)(const struct matrix *b, const struct piece *piece, void *panels) {
-    pack_pairs(b, piece, panels);
+    pack_tiles(b, piece, false, panels);
 }
 
 const struct kernel NAME(kernel) = {.rows = 2 * TILE_LINES,
