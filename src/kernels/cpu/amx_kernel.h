@@ -19,7 +19,8 @@ static void NAME(end)(void) { TILE_RELEASE(); }
  * behind the first, the next 32 of k `a_step`; b: packed tiles, the second 16 columns `b_right` bytes behind the first.
  */
 INLINE void NAME(square)(int64_t depth, const char *a, int64_t a_line, int64_t a_low, int64_t a_step, const char *b,
-                         int64_t b_right, float *c, int64_t stride_c, bool add, const char *next) {
+                         int64_t b_right, float *c, int64_t stride_c, bool add, const char *next,
+                         struct interlude *interlude) {
     const int64_t stride = stride_c * (int64_t)sizeof *c;
     float *low = c + TILE_LINES * stride_c;
     if (add) {
@@ -41,6 +42,7 @@ INLINE void NAME(square)(int64_t depth, const char *a, int64_t a_line, int64_t a
         TILE_MULTIPLY(1, 4, 7);
         for (int line = 0; next && line < FETCH; line++, next += 64)
             __builtin_prefetch(next, 0, 2);
+        interlude_step(interlude);
         TILE_LOAD(5, a + a_low, a_line);
         TILE_MULTIPLY(2, 5, 6);
         TILE_MULTIPLY(3, 5, 7);
@@ -52,9 +54,10 @@ INLINE void NAME(square)(int64_t depth, const char *a, int64_t a_line, int64_t a
 }
 
 static void NAME(multiply)(int64_t depth, const void *a_sliver, const void *b_panel, float *c, int64_t stride_c,
-                           bool add, const char *next) {
+                           bool add, const char *next, struct interlude *interlude) {
     NAME(square)
-    (depth, a_sliver, STEP * sizeof(bf16), LINE_OF_TILES, TILE_BYTES, b_panel, LINE_OF_TILES, c, stride_c, add, next);
+    (depth, a_sliver, STEP * sizeof(bf16), LINE_OF_TILES, TILE_BYTES, b_panel, LINE_OF_TILES, c, stride_c, add, next,
+     interlude);
 }
 
 static void NAME(multiply_rows)(const struct rows_product *product) {
@@ -64,7 +67,7 @@ static void NAME(multiply_rows)(const struct rows_product *product) {
             NAME(square)
     (product->k, (const char *)(product->a + row * product->a_row), a_line, TILE_LINES * a_line, STEP * sizeof(bf16),
      (const char *)(product->b + column / TILE_LINES * b_panel), b_panel * (int64_t)sizeof(bf16),
-     product->c + row * product->c_row + column, product->c_row, product->add, NULL);
+     product->c + row * product->c_row + column, product->c_row, product->add, NULL, NULL);
 }
 
 static void NAME(pack_a)(const struct matrix *a, const struct piece *piece, void *block, float *sums) {
@@ -87,6 +90,7 @@ const struct kernel NAME(kernel) = {.rows = 2 * TILE_LINES,
                                     .pack_a = NAME(pack_a),
                                     .pack_b = NAME(pack_b),
                                     .multiply = NAME(multiply),
+                                    .step_depth = STEP,
                                     .multiply_rows = NAME(multiply_rows),
                                     .begin = NAME(begin),
                                     .end = NAME(end)};

@@ -9,7 +9,8 @@ typedef float NAME(unaligned) __attribute__((vector_size(VECTOR_BYTES), aligned(
 enum { NAME(COLUMNS) = 2 * VECTOR_BYTES / 4 };
 
 static void NAME(multiply)(int64_t depth, const void *a_block, const void *b_panel, float *c, int64_t stride_c,
-                           bool add, const char *next) {
+                           bool add, const char *next, struct interlude *interlude) {
+    (void)interlude;
     const float *a = a_block;
     const NAME(vector) *b = b_panel;
     const char *following = (const char *)(a + ROWS * A_STRIDE); /* the sliver after this one */

@@ -33,6 +33,21 @@ struct rows_product {
     bool add;
 };
 
+/* The epilogue of a finished tile, which a kernel whose unit is not that of vectors works off between its instructions:
+ * a row at every `every`th step of k. */
+struct interlude {
+    void (*row)(struct interlude *interlude);
+    int64_t left, every, wait; /* rows; steps; until the next row */
+};
+
+static inline void interlude_step(struct interlude *interlude) {
+    if (interlude && interlude->left > 0 && --interlude->wait < 0) {
+        interlude->row(interlude);
+        interlude->wait = interlude->every - 1;
+        interlude->left--;
+    }
+}
+
 /* How an instruction set multiplies. Operands are packed first, each block in one piece of memory: of a [block_rows,
  * depth], whatever its order inside, but slivers of `rows` rows follow each other; of b panels [depth, columns]. What
  * is missing of a sliver or a panel is packed as zeros. */
@@ -45,9 +60,11 @@ struct kernel {
     /* sums, where not NULL: [lines] sums over k of the piece */
     void (*pack_a)(const struct matrix *a, const struct piece *piece, void *block, float *sums);
     void (*pack_b)(const struct matrix *b, const struct piece *piece, void *panels);
-    /* c[rows, columns] = a b (+ c), and fetches into the second-level cache what will be wanted next */
+    /* c[rows, columns] = a b (+ c), and fetches into the second-level cache what will be wanted next. The interlude is
+     * NULL where step_depth is 0. */
     void (*multiply)(int64_t depth, const void *a, const void *b, float *c, int64_t stride_c, bool add,
-                     const char *next);
+                     const char *next, struct interlude *interlude);
+    int step_depth;                                            /* k of a step of interludes; 0: it makes none */
     void (*multiply_rows)(const struct rows_product *product); /* NULL in kernels of floats */
     void (*begin)(void), (*end)(void);                         /* around the work of a thread; NULL: nothing to do */
 };
