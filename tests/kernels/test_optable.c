@@ -561,8 +561,7 @@ static double least_normal(enum dtype dtype) { return dtype == F16 ? 0x1p-14 : 0
  * of a number that may be five root mean squares large. */
 static int library_roundings(enum op op, enum dtype compute, bool beside) {
     if (!test_on_cuda()) { /* attention by tiles of bf16 rounds what tensor cores do */
-        const struct kernel *kernel = products_kernel(compute, compute);
-        return (op == OP_attention || op == OP_attention_dx) && kernel && kernel->multiply_rows ? 2 : 0;
+        return (op == OP_attention || op == OP_attention_dx) && compute == BF16 && rows_kernel(BF16) ? 2 : 0;
     }
     switch (op) {
         case OP_qkv_dx: /* one product, if its operands are columns of one */

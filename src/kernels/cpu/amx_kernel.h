@@ -60,14 +60,15 @@ static void NAME(multiply)(int64_t depth, const void *a_sliver, const void *b_pa
      interlude);
 }
 
-static void NAME(multiply_rows)(const struct rows_product *product) {
-    const int64_t a_line = product->a_row * (int64_t)sizeof(bf16), b_panel = product->k * TILE_LINES;
-    for (int64_t column = 0; column < product->n; column += 2 * TILE_LINES)
-        for (int64_t row = 0; row < product->m; row += 2 * TILE_LINES)
+static void NAME(multiply_rows)(const struct rows_product *p) {
+    const bf16 *a = p->a, *b = p->b;
+    const int64_t a_line = p->a_row * (int64_t)sizeof *a, b_panel = p->k * TILE_LINES;
+    for (int64_t column = 0; column < p->n; column += 2 * TILE_LINES)
+        for (int64_t row = 0; row < p->m; row += 2 * TILE_LINES)
             NAME(square)
-    (product->k, (const char *)(product->a + row * product->a_row), a_line, TILE_LINES * a_line, STEP * sizeof(bf16),
-     (const char *)(product->b + column / TILE_LINES * b_panel), b_panel * (int64_t)sizeof(bf16),
-     product->c + row * product->c_row + column, product->c_row, product->add, NULL, NULL);
+            (p->k, (const char *)(a + row * p->a_row), a_line, TILE_LINES * a_line, STEP * sizeof *a,
+             (const char *)(b + column / TILE_LINES * b_panel), b_panel * (int64_t)sizeof *b,
+             p->c + row * p->c_row + column, p->c_row, p->add, NULL, NULL);
 }
 
 static void NAME(pack_a)(const struct matrix *a, const struct piece *piece, void *block, float *sums) {

@@ -11,15 +11,14 @@
 
 #include "kernels/cpu/fused_attention.h"
 #include "kernels/cpu/panels.h"
-#include "kernels/cpu/products.h"
 #include "kernels/cpu/vector.h"
 
 enum { BLOCK = 4 * SLIVER };
 
 /* Operands are of one dtype. */
 static status heads_to_rows(struct cpu *cpu, const struct op_call *call, head_kernel floats, head_kernel tiles) {
-    const struct kernel *kernel = products_kernel(call->in[0].dtype, call->in[0].dtype);
-    TRY(each_head(cpu, call, kernel && kernel->multiply_rows ? tiles : floats));
+    bool is_native = call->in[0].dtype == BF16 && rows_kernel(BF16);
+    TRY(each_head(cpu, call, is_native ? tiles : floats));
     for (int i = 0; i < op_info(call->op)->outputs; i++)
         cpu_zero_tail(&call->out[i]);
     return OK;
@@ -62,7 +61,7 @@ static int64_t rows_size(const struct head *head) { return scores_row(head) * pa
 
 float *take(float **rest, int64_t count) {
     float *piece = *rest;
-    *rest += panel_columns(count);
+    *rest += (count + 15) / 16 * 16;
     return piece;
 }
 
@@ -117,7 +116,7 @@ static void forward_block(const struct op_call *call, const struct head *head, c
                           int64_t first, int64_t rows) {
     int64_t n = head->n, p = head->p, wide = panel_columns(p), stride = scores_row(head);
     float inverse[BLOCK];
-    panel_product(&(struct panel_product){rows, n, p, data->q + first * p, p, 1, data->k, data->scores, stride, false});
+    panel_product(&(struct rows_product){rows, n, p, data->q + first * p, p, 1, data->k, data->scores, stride, false});
     for (int64_t r = 0; r < rows; r++) {
         float *row = data->scores + r * stride;
         struct dropout_place place = query_place(head, first + r);
@@ -125,7 +124,7 @@ static void forward_block(const struct op_call *call, const struct head *head, c
         if (head->probability > 0)
             dropout_floats(&place, n, dropout_threshold(head->probability), dropout_scale(head->probability), row, row);
     }
-    panel_product(&(struct panel_product){rows, p, n, data->scores, stride, 1, data->v, data->y, wide, false});
+    panel_product(&(struct rows_product){rows, p, n, data->scores, stride, 1, data->v, data->y, wide, false});
     for (int64_t r = 0; r < rows; r++)
         scale_row(data->y + r * wide, p, inverse[r]);
     write_rows(&call->out[0], head, first, rows, data->y, wide);
@@ -219,18 +218,18 @@ static void backward_block(const struct op_call *call, const struct head *head, 
                            int64_t first, int64_t rows) {
     int64_t n = head->n, p = head->p, wide = panel_columns(p), stride = scores_row(head);
     const float *q = data->q + first * p, *dy = data->dy + first * p;
-    panel_product(&(struct panel_product){rows, n, p, q, p, 1, data->k_across, data->scores, stride, false});
-    panel_product(&(struct panel_product){rows, n, p, dy, p, 1, data->v_across, data->gradients, stride, false});
+    panel_product(&(struct rows_product){rows, n, p, q, p, 1, data->k_across, data->scores, stride, false});
+    panel_product(&(struct rows_product){rows, n, p, dy, p, 1, data->v_across, data->gradients, stride, false});
     backward_rows(call, head, first, rows, data->scores, data->gradients, stride, kept_scale(head), data->mask);
     clear_gap(head, rows, data->scores);
     clear_gap(head, rows, data->gradients);
     panels_of(q, rows, p, data->q_down);
     panels_of(dy, rows, p, data->dy_down);
     panel_product(
-        &(struct panel_product){n, p, rows, data->scores, 1, stride, data->dy_down, data->dv, wide, first > 0});
+        &(struct rows_product){n, p, rows, data->scores, 1, stride, data->dy_down, data->dv, wide, first > 0});
     panel_product(
-        &(struct panel_product){n, p, rows, data->gradients, 1, stride, data->q_down, data->dk, wide, first > 0});
-    panel_product(&(struct panel_product){rows, p, n, data->gradients, stride, 1, data->k_down, data->dq, wide, false});
+        &(struct rows_product){n, p, rows, data->gradients, 1, stride, data->q_down, data->dk, wide, first > 0});
+    panel_product(&(struct rows_product){rows, p, n, data->gradients, stride, 1, data->k_down, data->dq, wide, false});
     write_rows(&call->out[0], head, first, rows, data->dq, wide);
 }
 

@@ -20,14 +20,18 @@ struct piece {
     int64_t line, lines, k, depth;
 };
 
-/* A product of small matrices in the cache, by one thread: c[m,n] = a b, or added to. a[m,k]: rows `a_row` apart;
- * b[k,n] in pairs of k, 16 columns by 16: [n/16][k/2][16][2]. m, n and k are multiples of ROWS_PRODUCT. */
+/* A product of small matrices in the cache, by one thread: c[m,n] = a b, or added to.
+ *
+ * Floats: element (i, l) of a stands at a[i * a_row + l * a_step], so that a may be transposed. b stands in panels of
+ * the kernel's columns: [n/columns][k][columns], the last one filled up with zeros. a and c must have room for whole
+ * slivers of rows, and c for whole panels of columns: what stands there afterwards says nothing.
+ * bf16: a_step is 1; b stands in pairs of k, [n/16][k/2][16][2]; m, n and k are multiples of ROWS_PRODUCT. */
 enum { ROWS_PRODUCT = 32 };
 struct rows_product {
     int64_t m, n, k;
-    const bf16 *a;
-    int64_t a_row;
-    const bf16 *b;
+    const void *a;
+    int64_t a_row, a_step;
+    const void *b;
     float *c;
     int64_t c_row;
     bool add;
@@ -64,9 +68,9 @@ struct kernel {
      * NULL where step_depth is 0. */
     void (*multiply)(int64_t depth, const void *a, const void *b, float *c, int64_t stride_c, bool add,
                      const char *next, struct interlude *interlude);
-    int step_depth;                                            /* k of a step of interludes; 0: it makes none */
-    void (*multiply_rows)(const struct rows_product *product); /* NULL in kernels of floats */
-    void (*begin)(void), (*end)(void);                         /* around the work of a thread; NULL: nothing to do */
+    int step_depth; /* k of a step of interludes; 0: it makes none */
+    void (*multiply_rows)(const struct rows_product *product);
+    void (*begin)(void), (*end)(void); /* around the work of a thread; NULL: nothing to do */
 };
 
 /* Use the products of this instruction set, as BERTH_ISA names it, from now on; NULL: the best of the processor. */
@@ -75,6 +79,9 @@ const char *products_name(void); /* "avx2", or "library" */
 
 /* What multiplies operands of these dtypes; NULL: the library. */
 const struct kernel *products_kernel(enum dtype a, enum dtype b);
+
+/* What multiplies small matrices of this dtype: always our own. NULL: they are multiplied as floats. */
+const struct kernel *rows_kernel(enum dtype dtype);
 
 /* Every tile of the job, on all threads. */
 status products_run(const struct kernel *kernel, const struct tile_job *job);

@@ -89,8 +89,8 @@ static void read_rows(const struct operand *operand, const struct head *head, bf
 
 static void product(int64_t m, int64_t n, int64_t k, const bf16 *a, int64_t a_row, const uint32_t *b, float *c,
                     int64_t c_row, bool add) {
-    const struct rows_product rows = {m, n, k, a, a_row, (const bf16 *)(const void *)b, c, c_row, add};
-    products_kernel(BF16, BF16)->multiply_rows(&rows);
+    const struct rows_product rows = {m, n, k, a, a_row, 1, b, c, c_row, add};
+    rows_kernel(BF16)->multiply_rows(&rows);
 }
 
 /* --- forward --- */
@@ -140,7 +140,7 @@ static void forward_block(const struct op_call *call, const struct head *head, c
 }
 
 status tile_attention(struct cpu *cpu, const struct op_call *call, const struct head *head) {
-    const struct kernel *kernel = products_kernel(BF16, BF16);
+    const struct kernel *kernel = rows_kernel(BF16);
     struct forward data = forward_of(cpu, call, head);
     kernel->begin();
     for (int64_t first = 0; first < head->n; first += QUERIES)
@@ -221,7 +221,7 @@ static void write_transpose(const struct operand *operand, const struct head *he
 }
 
 status tile_attention_dx(struct cpu *cpu, const struct op_call *call, const struct head *head) {
-    const struct kernel *kernel = products_kernel(BF16, BF16);
+    const struct kernel *kernel = rows_kernel(BF16);
     struct backward data = backward_of(cpu, call, head);
     kernel->begin();
     for (int64_t first = 0; first < head->n; first += QUERIES)
