@@ -15,12 +15,14 @@ static void NAME(begin)(void) {
 
 static void NAME(end)(void) { TILE_RELEASE(); }
 
+#define square NAME(square)
+
 /* c[32, 32] = or += a b. `a`: tiles [16 lines][32 of k], their lines `a_line` bytes apart, the second 16 `a_low` bytes
  * behind the first, the next 32 of k `a_step`; b: packed tiles, the second 16 columns `b_right` bytes behind the first.
  */
-INLINE void NAME(square)(int64_t depth, const char *a, int64_t a_line, int64_t a_low, int64_t a_step, const char *b,
-                         int64_t b_right, float *c, int64_t stride_c, bool add, const char *next,
-                         struct interlude *interlude) {
+INLINE void square(int64_t depth, const char *a, int64_t a_line, int64_t a_low, int64_t a_step, const char *b,
+                   int64_t b_right, float *c, int64_t stride_c, bool add, const char *next,
+                   struct interlude *interlude) {
     const int64_t stride = stride_c * (int64_t)sizeof *c;
     float *low = c + TILE_LINES * stride_c;
     if (add) {
@@ -55,9 +57,8 @@ INLINE void NAME(square)(int64_t depth, const char *a, int64_t a_line, int64_t a
 
 static void NAME(multiply)(int64_t depth, const void *a_sliver, const void *b_panel, float *c, int64_t stride_c,
                            bool add, const char *next, struct interlude *interlude) {
-    NAME(square)
-    (depth, a_sliver, STEP * sizeof(bf16), LINE_OF_TILES, TILE_BYTES, b_panel, LINE_OF_TILES, c, stride_c, add, next,
-     interlude);
+    square(depth, a_sliver, STEP * sizeof(bf16), LINE_OF_TILES, TILE_BYTES, b_panel, LINE_OF_TILES, c, stride_c, add,
+           next, interlude);
 }
 
 static void NAME(multiply_rows)(const struct rows_product *p) {
@@ -65,10 +66,9 @@ static void NAME(multiply_rows)(const struct rows_product *p) {
     const int64_t a_line = p->a_row * (int64_t)sizeof *a, b_panel = p->k * TILE_LINES;
     for (int64_t column = 0; column < p->n; column += 2 * TILE_LINES)
         for (int64_t row = 0; row < p->m; row += 2 * TILE_LINES)
-            NAME(square)
-            (p->k, (const char *)(a + row * p->a_row), a_line, TILE_LINES * a_line, STEP * sizeof *a,
-             (const char *)(b + column / TILE_LINES * b_panel), b_panel * (int64_t)sizeof *b,
-             p->c + row * p->c_row + column, p->c_row, p->add, NULL, NULL);
+            square(p->k, (const char *)(a + row * p->a_row), a_line, TILE_LINES * a_line, STEP * sizeof *a,
+                   (const char *)(b + column / TILE_LINES * b_panel), b_panel * (int64_t)sizeof *b,
+                   p->c + row * p->c_row + column, p->c_row, p->add, NULL, NULL);
 }
 
 static void NAME(pack_a)(const struct matrix *a, const struct piece *piece, void *block, float *sums) {
@@ -95,6 +95,7 @@ const struct kernel NAME(kernel) = {.rows = 2 * TILE_LINES,
                                     .multiply_rows = NAME(multiply_rows),
                                     .begin = NAME(begin),
                                     .end = NAME(end)};
+#undef square
 #undef NAME
 #undef TILE_CONFIGURE
 #undef TILE_RELEASE

@@ -8,10 +8,12 @@ typedef float NAME(vector) __attribute__((vector_size(VECTOR_BYTES)));
 typedef float NAME(unaligned) __attribute__((vector_size(VECTOR_BYTES), aligned(4), may_alias));
 enum { NAME(COLUMNS) = 2 * VECTOR_BYTES / 4 };
 
+#define sliver NAME(sliver)
+
 /* c[ROWS][two vectors] = or += a b. Element (r, k) of a stands at a[r * a_row + k * a_step]. `next`: what to fetch
  * meanwhile, with the sliver after this one, in steps of FETCH; NULL: nothing. */
-INLINE void NAME(sliver)(int64_t depth, const float *a, int64_t a_row, int64_t a_step, const float *b, float *c,
-                         int64_t stride_c, bool add, const char *next) {
+INLINE void sliver(int64_t depth, const float *a, int64_t a_row, int64_t a_step, const float *b, float *c,
+                   int64_t stride_c, bool add, const char *next) {
     const NAME(unaligned) *panel = (const NAME(unaligned) *)b;
     const char *following = (const char *)(a + ROWS * a_row);
     const int64_t fetch = next ? FETCH : depth;
@@ -52,7 +54,7 @@ INLINE void NAME(sliver)(int64_t depth, const float *a, int64_t a_row, int64_t a
 static void NAME(multiply)(int64_t depth, const void *a_block, const void *b_panel, float *c, int64_t stride_c,
                            bool add, const char *next, struct interlude *interlude) {
     (void)interlude;
-    NAME(sliver)(depth, a_block, A_STRIDE, 1, b_panel, c, stride_c, add, next);
+    sliver(depth, a_block, A_STRIDE, 1, b_panel, c, stride_c, add, next);
 }
 
 static void NAME(multiply_rows)(const struct rows_product *p) {
@@ -61,9 +63,8 @@ static void NAME(multiply_rows)(const struct rows_product *p) {
         const float *a = (const float *)p->a + first * p->a_step, *b = (const float *)p->b + first * NAME(COLUMNS);
         for (int64_t column = 0; column < p->n; column += NAME(COLUMNS))
             for (int64_t row = 0; row < p->m; row += ROWS)
-                NAME(sliver)
-                (depth, a + row * p->a_row, p->a_row, p->a_step, b + column * p->k, p->c + row * p->c_row + column,
-                 p->c_row, p->add || first > 0, NULL);
+                sliver(depth, a + row * p->a_row, p->a_row, p->a_step, b + column * p->k,
+                       p->c + row * p->c_row + column, p->c_row, p->add || first > 0, NULL);
     }
 }
 
@@ -86,6 +87,7 @@ const struct kernel NAME(kernel) = {.rows = ROWS,
                                     .pack_b = NAME(pack_b),
                                     .multiply = NAME(multiply),
                                     .multiply_rows = NAME(multiply_rows)};
+#undef sliver
 #undef NAME
 #undef VECTOR_BYTES
 #undef ROWS
