@@ -214,7 +214,8 @@ check-emu: all check-emulator
 	@$(MAKE) -s EMU=race $(EMU_KERNEL_TESTS:%=build/emurace/%)
 	@BERTH_TEST_DEVICE=cuda sh scripts/run_tests.sh $(EMU_KERNEL_TESTS:%=build/emu/%) $(EMU_TRAIN_TESTS:%=build/emu/%) \
 	    $(EMU_KERNEL_TESTS:%=build/emurace/%)
-	@BERTH_TEST_DEVICE=cuda BERTH_TEST_ONLY=test_fusion_in_16_bits sh scripts/run_tests.sh build/emu/tests/train/test_network
+	@for only in test_fusion_in_16_bits test_nothing_of_the_step_before; do \
+	    BERTH_TEST_DEVICE=cuda BERTH_TEST_ONLY=$$only sh scripts/run_tests.sh build/emu/tests/train/test_network || exit 1; done
 	@python3 tests/cudaemu/train_check.py $(PROGRAM) build/berth-emu
 	@python3 tests/train/check_ranks.py $(PROGRAM) build/berth-emu
 

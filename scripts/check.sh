@@ -74,6 +74,8 @@ if [ "${CHECK_FAST:-0}" != 1 ]; then
             tests "CUDA backend under address and undefined-behaviour sanitizers" EMU=1 SANITIZE=1
         export BERTH_TEST_ONLY=test_fusion_in_16_bits # all of test_network would take five minutes
         only=test_network tests "levels of fusion in the emulator" EMU=1
+        BERTH_TEST_ONLY=test_nothing_of_the_step_before
+        only=test_network tests "shares without masks or sequences in the emulator" EMU=1
         unset BERTH_TEST_ONLY
         unset BERTH_TEST_DEVICE
         step "the program with the emulator" make emu
