@@ -230,15 +230,16 @@ def resume(data, folder):
     assert len([name for name in os.listdir(timed) if name.startswith("step-")]) > 5, os.listdir(timed)
 
 
-def refused(data, name, says, first=(), second=(), place=None):
-    """Arguments of the two ranks, and a folder in which the second runs: one line says what is wrong, and no run folder is left."""
+def refused(data, name, says, first=(), second=(), place=None, before="", code=2):
+    """Arguments of the two ranks, and a folder in which the second runs; `before` stands before the first's command. One line says
+    what is wrong; wrong input leaves no run folder."""
     script = (f'if [ "$OMPI_COMM_WORLD_RANK" = 1 ]; then cd "{place or data}" && exec "$0" "$@" {" ".join(second)}; '
-              f'else cd "{data}" && exec "$0" "$@" {" ".join(first)}; fi')
+              f'else cd "{data}" && exec {before} "$0" "$@" {" ".join(first)}; fi')
     command = launched(2, ["sh", "-c", script, BERTH, *training(data, name)])
     process = subprocess.run(command, capture_output=True, text=True, env=ENVIRONMENT, timeout=60)
     said = [line for line in process.stderr.splitlines() if line.startswith("berth: ")]  # mpirun has its own words on processes that fail
-    assert process.returncode == 2 and len(said) == 1 and re.search(says, said[0]), f"{says}: exit {process.returncode}\n{process.stderr}"
-    assert not os.path.exists(name) or "row 20" in says, f"{says}: wrong input left a run folder"
+    assert process.returncode == code and len(said) == 1 and re.search(says, said[0]), f"{says}: exit {process.returncode}\n{process.stderr}"
+    assert not os.path.exists(name) or "row 20" in says or code == 1, f"{says}: wrong input left a run folder"
 
 
 def break_rows(path, length=32):
@@ -260,6 +261,12 @@ def one_voice(data, folder):
     os.remove(f"{fewer}/shards/train/{shards[-1]}")
     for shard in shards:
         break_rows(f"{broken}/shards/train/{shard}")
+    run(1, *training(data, f"{data}/run", "train.steps=6", "train.eval_every=0"))
+    shutil.copytree(f"{data}/run", f"{broken}/run", symlinks=True)
+    with open(f"{broken}/run/latest/model.safetensors", "r+b") as file:  # one weight is another one
+        file.seek(-4, os.SEEK_END)
+        file.write(b"\0\0\0\x3f")
+    resumed = ["checkpoint.dir=run", "train.steps=9"]
     alone = ["train.global_batch=1"]
     cases = [
         (r"^berth: .*train\.steps = '0'", ["train.steps=0"], ["train.steps=0"]),
@@ -269,11 +276,13 @@ def one_voice(data, folder):
         (r"^berth: rank 1: the settings: expected the same as on rank 0", [], ["train.seed=3"]),
         (r"^berth: rank 1: data\.train .*expected the same as on rank 0", relative, relative, fewer),
         (r"^berth: rank 1: shards/train/.*row 20", relative, relative, broken),
+        (r"^berth: rank 1: weights, moments and steps at the start: expected the same as on rank 0", resumed, resumed, broken),
+        (r"^berth: rank 0: .*No space left", [], [], None, "env BERTH_FAULT=20", 1),  # in the middle of the run
     ]
     with concurrent.futures.ThreadPoolExecutor(len(cases)) as pool:  # most of the time mpirun waits
         for done in [pool.submit(refused, data, f"{folder}/refused-{i}", *case) for i, case in enumerate(cases)]:
             done.result()
-    print(f"{len(cases)} kinds of wrong input, on one process or all: one line, exit 2")
+    print(f"{len(cases)} kinds of wrong input and a full disk, on one process or all: one line, exit 2 or 1")
 
 
 def described():
