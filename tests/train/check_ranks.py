@@ -212,22 +212,37 @@ def stop(data, folder, rank, number, code):
     same(f"{folder}/2", name, f"rank {rank} gets {signal.Signals(number).name}, exit {code}, resumed")
 
 
-def resume(data, folder):
-    for rank, number, code in ((0, signal.SIGUSR1, 3), (1, signal.SIGTERM, 3), (1, signal.SIGKILL, 137)):
-        stop(data, folder, rank, number, code)
-    run(2, *training(data, f"{folder}/limited", "train.max_minutes=0.00001"), code=3)
-    step = lines_of(f"{folder}/limited")[-1]["step"]
+def in_parallel(calls):
+    """Most of the time mpirun waits."""
+    with concurrent.futures.ThreadPoolExecutor(len(calls)) as pool:
+        for done in [pool.submit(*call) for call in calls]:
+            done.result()
+
+
+def out_of_time(data, folder):
+    limited, fewer = f"{folder}/limited", f"{folder}/fewer"
+    run(2, *training(data, limited, "train.max_minutes=0.00001"), code=3)
+    step = lines_of(limited)[-1]["step"]
     assert step <= 2, step
-    shutil.copytree(f"{folder}/limited", f"{folder}/fewer", symlinks=True)
-    run(2, *training(data, f"{folder}/limited"))
-    same(f"{folder}/2", f"{folder}/limited", f"stopped by train.max_minutes at step {step}, resumed")
-    output = run(1, *training(data, f"{folder}/fewer")).stderr
+    shutil.copytree(limited, fewer, symlinks=True)
+    run(2, *training(data, limited))
+    same(f"{folder}/2", limited, f"stopped by train.max_minutes at step {step}, resumed")
+    output = run(1, *training(data, fewer)).stderr
     assert "the run used 2 processes, now 1" in output, output
-    close(f"{folder}/2", f"{folder}/fewer", "begun by 2 processes, resumed by 1")
-    timed = f"{folder}/timed"  # by rank 0's clock: both must save, or none
+    close(f"{folder}/2", fewer, "begun by 2 processes, resumed by 1")
+
+
+def saved_by_time(data, folder):
+    """By rank 0's clock: both save, or none."""
+    timed = f"{folder}/timed"
     run(2, *training(data, timed, "checkpoint.every=0", "checkpoint.every_minutes=0.00001", "checkpoint.keep=0"))
     same(f"{folder}/2", timed, "checkpoints by time")
     assert len([name for name in os.listdir(timed) if name.startswith("step-")]) > 5, os.listdir(timed)
+
+
+def resume(data, folder):
+    signals = ((0, signal.SIGUSR1, 3), (1, signal.SIGTERM, 3), (1, signal.SIGKILL, 137))
+    in_parallel([(stop, data, folder, *case) for case in signals] + [(out_of_time, data, folder), (saved_by_time, data, folder)])
 
 
 def refused(data, name, says, first=(), second=(), place=None, before="", code=2):
@@ -279,10 +294,8 @@ def one_voice(data, folder):
         (r"^berth: rank 1: weights, moments and steps at the start: expected the same as on rank 0", resumed, resumed, broken),
         (r"^berth: rank 0: .*No space left", [], [], None, "env BERTH_FAULT=20", 1),  # in the middle of the run
     ]
-    with concurrent.futures.ThreadPoolExecutor(len(cases)) as pool:  # most of the time mpirun waits
-        for done in [pool.submit(refused, data, f"{folder}/refused-{i}", *case) for i, case in enumerate(cases)]:
-            done.result()
-    print(f"{len(cases)} kinds of wrong input and a full disk, on one process or all: one line, exit 2 or 1")
+    in_parallel([(refused, data, f"{folder}/refused-{i}", *case) for i, case in enumerate(cases)])
+    print(f"{len(cases) - 1} kinds of wrong input and a full disk, on one process or all: one line, exit 2 or 1")
 
 
 def described():
