@@ -204,10 +204,33 @@ static status connect_to_master(struct tcp *tcp, const char *host, const char *p
 
 /* --- meeting --- */
 
+/* Where a rank can be reached. On rank 0's own machine that may be an address which only that machine knows: the others
+ * then take the one by which they found rank 0. */
 struct place {
     struct sockaddr_storage address;
-    socklen_t size;
+    socklen_t size; /* 0: that of rank 0 */
+    int port;
 };
+
+static bool is_loopback(const struct sockaddr_storage *address) {
+    const struct in6_addr *six = &((const struct sockaddr_in6 *)address)->sin6_addr;
+    if (address->ss_family == AF_INET)
+        return ntohl(((const struct sockaddr_in *)address)->sin_addr.s_addr) >> 24 == 127;
+    return IN6_IS_ADDR_LOOPBACK(six) || (IN6_IS_ADDR_V4MAPPED(six) && six->s6_addr[12] == 127);
+}
+
+/* At the other end of a connection. An old address in a new one's clothes becomes itself: not all have the new ones. */
+static void find_peer(int socket, struct place *place) {
+    struct sockaddr_in old = {.sin_family = AF_INET};
+    place->size = sizeof place->address;
+    getpeername(socket, (struct sockaddr *)&place->address, &place->size);
+    const struct in6_addr *six = &((struct sockaddr_in6 *)&place->address)->sin6_addr;
+    if (place->address.ss_family != AF_INET6 || !IN6_IS_ADDR_V4MAPPED(six))
+        return;
+    memcpy(&old.sin_addr, six->s6_addr + 12, sizeof old.sin_addr);
+    memcpy(&place->address, &old, sizeof old);
+    place->size = sizeof old;
+}
 
 /* Rank 0: all others come; then it tells them where all of them are. */
 static status receive_all(struct tcp *tcp, int listener, double deadline, struct place *places) {
@@ -217,11 +240,23 @@ static status receive_all(struct tcp *tcp, int listener, double deadline, struct
         int socket;
         TRY(accept_one(tcp, listener, deadline, &hello, &socket));
         struct place *place = &places[hello.rank];
-        place->size = sizeof place->address;
-        getpeername(socket, (struct sockaddr *)&place->address, &place->size);
-        ((struct sockaddr_in6 *)&place->address)->sin6_port = htons((uint16_t)hello.port); /* sin_port is there, too */
+        find_peer(socket, place);
+        place->port = hello.port;
+        if (is_loopback(&place->address))
+            place->size = 0;
     }
     return broadcast(comm, 0, places, comm->ranks * (int64_t)sizeof *places);
+}
+
+static status reach(struct tcp *tcp, int rank, struct place *place) {
+    int port = place->port;
+    if (place->size == 0)
+        find_peer(tcp->sockets[0], place);
+    ((struct sockaddr_in6 *)&place->address)->sin6_port = htons((uint16_t)port); /* where sin_port is, too */
+    tcp->sockets[rank] = connect_to((struct sockaddr *)&place->address, place->size);
+    return tcp->sockets[rank] >= 0
+               ? OK
+               : failed("rank %d cannot reach rank %d: %s", tcp->wire.comm.rank, rank, strerror(errno));
 }
 
 /* The others: to those of lower rank they go, those of higher rank come. */
@@ -230,9 +265,7 @@ static status join(struct tcp *tcp, int listener, int port, double deadline, str
     TRY(introduce(tcp, 0, port));
     TRY(broadcast(comm, 0, places, comm->ranks * (int64_t)sizeof *places));
     for (int rank = 1; rank < comm->rank; rank++) {
-        tcp->sockets[rank] = connect_to((struct sockaddr *)&places[rank].address, places[rank].size);
-        if (tcp->sockets[rank] < 0)
-            return failed("rank %d cannot reach rank %d: %s", comm->rank, rank, strerror(errno));
+        TRY(reach(tcp, rank, &places[rank]));
         TRY(introduce(tcp, rank, port));
     }
     for (int rank = comm->rank + 1; rank < comm->ranks; rank++) {
