@@ -90,8 +90,7 @@ static status check(struct nccl *nccl, ncclResult_t result, const char *what) {
 }
 
 static status first_of_all(struct nccl *nccl, const struct comm *comm, ncclUniqueId *id) {
-    /* Sums that switches make (NVLS) are promised no order, and so no last bits. Who set it otherwise wants it so.
-     */
+    /* Sums that switches make (NVLS) differ in their last bits from call to call. Who set it wants it so. */
     setenv("NCCL_NVLS_ENABLE", "0", 0);
     TRY(load());
     return comm->rank == 0 ? check(nccl, library.GetUniqueId(id), "ncclGetUniqueId") : OK;
