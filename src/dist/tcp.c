@@ -7,6 +7,8 @@
 #include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <poll.h>
+#include <pthread.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -14,16 +16,21 @@
 #include <unistd.h>
 
 #include "base/clock.h"
+#include "base/log.h"
 #include "base/memory.h"
 #include "dist/dist.h"
 #include "dist/wire.h"
 
 static const double PATIENCE = 300; /* seconds for all to come */
+static const double GRACE = 30;     /* seconds to find out by oneself that another one has ended */
 static const char MAGIC[8] = "berth 1";
 
 struct tcp {
     struct wire wire;
     int *sockets; /* [ranks] -1: none */
+    pthread_t watcher;
+    bool watched;
+    atomic_bool closing;
 };
 
 /* How a process introduces itself. All run the same program on the same kind of processor. */
@@ -293,6 +300,38 @@ static status meet(struct tcp *tcp, const char *host, const char *port) {
     return code;
 }
 
+/* --- processes that end --- */
+
+static int find_ended(const struct tcp *tcp, struct pollfd *all) {
+    int ranks = tcp->wire.comm.ranks;
+    while (!atomic_load(&tcp->closing)) {
+        if (poll(all, (nfds_t)ranks, 100) <= 0)
+            continue;
+        for (int rank = 0; rank < ranks; rank++)
+            if (all[rank].revents & (POLLRDHUP | POLLHUP | POLLERR))
+                return rank;
+    }
+    return -1;
+}
+
+/* Whoever waits for bytes sees that a connection has ended. Whoever waits for a GPU, which waits for the GPU of a
+ * process that is gone, would wait for ever. Before this ends him there is time to say it himself, or to save. */
+static void *watch(void *ctx) {
+    struct tcp *tcp = ctx;
+    const struct comm *comm = &tcp->wire.comm;
+    struct pollfd *all = xcalloc((size_t)comm->ranks, sizeof *all);
+    for (int rank = 0; rank < comm->ranks; rank++)
+        all[rank] = (struct pollfd){.fd = tcp->sockets[rank], .events = POLLRDHUP};
+    int ended = find_ended(tcp, all);
+    free(all);
+    for (double since = clock_seconds(); !atomic_load(&tcp->closing); usleep(100000))
+        if (clock_seconds() - since > GRACE) {
+            log_error("rank %d: rank %d has ended", comm->rank, ended);
+            _exit(FAILED);
+        }
+    return NULL;
+}
+
 /* --- beginning and end --- */
 
 /* The others see the connection end. */
@@ -303,6 +342,9 @@ static void abort_all(struct comm *comm, int code) {
 }
 
 static void release(struct tcp *tcp) {
+    atomic_store(&tcp->closing, true);
+    if (tcp->watched)
+        pthread_join(tcp->watcher, NULL);
     for (int rank = 0; rank < tcp->wire.comm.ranks; rank++)
         if (tcp->sockets[rank] >= 0)
             close(tcp->sockets[rank]);
@@ -352,6 +394,7 @@ status comm_tcp_new(int rank, int ranks, const char *host, const char *port, str
         return code;
     }
     adopt_local_rank(comm);
+    tcp->watched = pthread_create(&tcp->watcher, NULL, watch, tcp) == 0;
     *out = comm;
     return OK;
 }

@@ -146,33 +146,32 @@ def children(process):
     sys.exit(f"FAILED: mpirun started {len(found)} processes")
 
 
-def by_tcp(data, folder):
-    """Without MPI: started by hand, with variables that tell where rank 0 is."""
+def by_tcp(data, name, program, kill, more=()):
+    """Without MPI: two processes with variables that tell where rank 0 is; `kill`: rank 1, after a step. What they said, exit codes."""
     with socket.socket() as free:
         free.bind(("", 0))
         port = free.getsockname()[1]
 
-    def start(name, rank):
-        own = {"RANK": str(rank), "WORLD_SIZE": "2", "MASTER_ADDR": "localhost", "MASTER_PORT": str(port)}
-        return subprocess.Popen([BERTH, *training(data, name)], stderr=subprocess.PIPE, text=True, env={**os.environ, **own})
+    own = {"WORLD_SIZE": "2", "MASTER_ADDR": "localhost", "MASTER_PORT": str(port)}
+    processes = [subprocess.Popen([program, *training(data, name, *more)], stderr=subprocess.PIPE, text=True, env={**os.environ, **own, "RANK": rank})
+                 for rank in ("0", "1")]
+    try:
+        if kill:
+            while not os.path.exists(f"{name}/metrics.jsonl") or not lines_of(name):
+                time.sleep(0.002)
+            processes[1].kill()
+        return [process.communicate(timeout=100)[1] for process in processes], [process.returncode for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
 
-    def end(name, kill):
-        processes = [start(name, rank) for rank in (1, 0)]
-        try:
-            if kill:
-                while not os.path.exists(f"{name}/metrics.jsonl") or not lines_of(name):
-                    time.sleep(0.002)
-                processes[0].kill()
-            return [process.communicate(timeout=60)[1] for process in processes], [process.returncode for process in processes]
-        finally:
-            for process in processes:
-                process.kill()
 
+def without_mpi(data, folder):
     name = f"{folder}/tcp"
-    said, codes = end(name, kill=True)
-    assert codes == [-9, 1] and re.search(r"^berth: rank 0: the connection to rank 1 is lost: ", said[1], re.M), (codes, said)
-    said, codes = end(name, kill=False)
-    assert codes == [0, 0] and said[0] == "" and said[1].count("ranks   2 processes on 1 machine, TCP") == 1, (codes, said)
+    said, codes = by_tcp(data, name, BERTH, kill=True)
+    assert codes == [1, -9] and re.search(r"^berth: rank 0: the connection to rank 1 is lost: ", said[0], re.M), (codes, said)
+    said, codes = by_tcp(data, name, BERTH, kill=False)
+    assert codes == [0, 0] and said[1] == "" and said[0].count("ranks   2 processes on 1 machine, TCP") == 1, (codes, said)
     same(f"{folder}/2", name, "2 processes by TCP, one killed, resumed")
 
 
@@ -319,6 +318,13 @@ def emulated(data, folder):
     same(f"{folder}/few-1", f"{folder}/few-2", "a process without sequences, fp16, emulated")
 
 
+def emulated_and_killed(data, folder):
+    """A device that waits for the sum with one that is gone: its process is not told by any sum of its own."""
+    said, codes = by_tcp(data, f"{folder}/killed", EMULATED, True, ("device.type=cuda", "train.eval_every=0"))
+    assert codes == [1, -9] and re.search("^berth: rank 0: (rank 1 has ended|the connection to rank 1 is lost)", said[0], re.M), (codes, said)
+    print("2 processes by TCP on emulated devices, one killed: " + [line for line in said[0].splitlines() if line.startswith("berth: ")][0])
+
+
 def main():
     if not shutil.which("mpirun") or "Open MPI" not in subprocess.run(["mpirun", "--version"], capture_output=True, text=True).stdout:
         print("SKIPPED: no mpirun of Open MPI")
@@ -331,13 +337,13 @@ def main():
         os.mkdir(data)
         make_data(data)
         if EMULATED:
-            emulated(data, folder)
+            in_parallel([(emulated, data, folder), (emulated_and_killed, data, folder)])
         else:
             described()
             equal_losses(data, folder)
             idle_rank(data, folder)
             resume(data, folder)
-            by_tcp(data, folder)
+            without_mpi(data, folder)
             one_voice(data, folder)
     print("check_ranks: passed")
 
