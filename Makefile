@@ -75,7 +75,7 @@ HAVE_CUDA = 1
 EMU_RUNTIME = $(filter-out tests/cudaemu/test_% $(if $(filter race,$(EMU)),,tests/cudaemu/race.cpp),$(wildcard tests/cudaemu/*.cpp))
 EMU_OBJECTS = $(EMU_RUNTIME:tests/%.cpp=$(BUILD)/obj/%.o)
 CXX = g++
-COMPILE_EMU = $(CXX) -x c++ -std=c++17 -DBERTH_EMU -Isrc -Itests/cudaemu $(NCCL_CFLAGS) -I$(CUDA_HOME)/include -Wall -Wextra -Wno-unknown-pragmas $(WERROR) \
+COMPILE_EMU = $(CXX) -x c++ -std=c++17 -DBERTH_EMU -Isrc -Itests/cudaemu -I$(CUDA_HOME)/include -Wall -Wextra -Wno-unknown-pragmas $(WERROR) \
     $(CFLAGS) $(SANITIZE_FLAGS)
 # EMU=race: accesses of kernels call tests/cudaemu/race.cpp
 RACE_FLAGS = $(if $(filter race,$(EMU)),-fsanitize=thread -fno-omit-frame-pointer)
@@ -159,6 +159,7 @@ $(BUILD)/obj/%.cu.o: src/%.cu $(BUILD)/flags.stamp
 $(BUILD)/obj/cudaemu/%.o: tests/cudaemu/%.cpp $(BUILD)/flags.stamp
 	@mkdir -p $(@D)
 	$(COMPILE_EMU) -O2 -MMD -MP -c $< -o $@
+$(BUILD)/obj/cudaemu/nccl.o: COMPILE_EMU += $(NCCL_CFLAGS)
 # its own tests, whose kernels are compiled as all kernels are
 $(BUILD)/tests/cudaemu/test_%: tests/cudaemu/test_%.cpp $(EMU_OBJECTS) $(BUILD)/flags.stamp
 	@mkdir -p $(@D)
