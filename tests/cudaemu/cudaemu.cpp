@@ -188,9 +188,9 @@ static bool all_came(warp *own, const call &mine) {
         return true;
     if ((own->waiting & mine.mask) != mine.mask)
         return false;
-    FOR_LANES(i, mine.mask)
-    if (!same_call(own->calls[i], mine))
-        return false;
+    for (int i : lanes_of{mine.mask})
+        if (!same_call(own->calls[i], mine))
+            return false;
     return true;
 }
 
@@ -199,18 +199,21 @@ static void give_each(const call *calls, unsigned mask) {
     const call &first = calls[__builtin_ctz(mask)];
     size_t bytes = first.bytes;
     if (first.source == EVERY_LANE) {
-        FOR_LANES(i, mask)
-        memcpy(static_cast<char *>(first.out) + i * bytes, calls[i].mine, bytes);
-        FOR_LANES(i, mask & (mask - 1))
-        memcpy(calls[i].out, first.out, LANES * bytes);
+        for (int i : lanes_of{mask})
+            memcpy(static_cast<char *>(first.out) + i * bytes, calls[i].mine, bytes);
+        for (int i : lanes_of{mask & (mask - 1)})
+            memcpy(calls[i].out, first.out, LANES * bytes);
         return;
     }
-    FOR_LANES(i, mask) {
+    for (int i : lanes_of{mask}) {
         const call &own = calls[i];
         if (!(mask >> own.source & 1))
             stop(place_name(own.where), "%s: lane %d reads lane %d, which is not among the lanes 0x%08x", own.what, i,
                  own.source, mask);
-        memcpy(own.out, calls[own.source].mine, bytes);
+        if (bytes == 4) /* almost always: without a call */
+            memcpy(own.out, calls[own.source].mine, 4);
+        else
+            memcpy(own.out, calls[own.source].mine, bytes);
     }
 }
 
@@ -371,8 +374,8 @@ static void begin_fibers() {
             continue;
         const call &c = w.calls[running.thread % LANES];
         unsigned came = 0, exited = c.mask & w.exited;
-        FOR_LANES(l, c.mask & w.waiting)
-        came |= (unsigned)same_call(w.calls[l], c) << l;
+        for (int l : lanes_of{c.mask & w.waiting})
+            came |= (unsigned)same_call(w.calls[l], c) << l;
         stop(
             place_name(c.where),
             "%s: wrong mask, or divergence: of the lanes 0x%08x came 0x%08x, 0x%08x have exited, 0x%08x wait elsewhere",

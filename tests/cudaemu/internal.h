@@ -26,9 +26,15 @@ constexpr size_t SHARED_MOST = 256 << 10;
 constexpr unsigned char POISON = 0xFF; /* as floats of any size: NaN */
 constexpr size_t GUARD = 256;          /* bytes around an allocation, and around dynamic shared memory */
 
-/* For each lane i of a set. */
-#define FOR_LANES(i, set) \
-    for (unsigned left = (set), i; left && (i = (unsigned)__builtin_ctz(left), true); left &= left - 1)
+/* For each lane of a set of them: for (int i : lanes_of{set}). */
+struct lanes_of {
+    unsigned left;
+    lanes_of begin() const { return *this; }
+    lanes_of end() const { return {0}; }
+    int operator*() const { return __builtin_ctz(left); }
+    void operator++() { left &= left - 1; }
+    bool operator!=(const lanes_of &other) const { return left != other.left; }
+};
 
 /* Exit codes. */
 enum { FAULT = 96, RACE = 97 };

@@ -99,8 +99,8 @@ static unsigned unordered_lanes(const region &r, const read_record &read) {
     if (read.segment != segment)
         return is_before(r, read.segment, 0, 0) ? 0 : read.lanes;
     unsigned unordered = 0;
-    FOR_LANES(i, read.lanes)
-    unordered |= (unsigned)!is_before(r, read.segment, read.warp * LANES + i, read.stamp) << i;
+    for (int i : lanes_of{read.lanes})
+        unordered |= (unsigned)!is_before(r, read.segment, read.warp * LANES + i, read.stamp) << i;
     return unordered;
 }
 
@@ -235,14 +235,14 @@ static void barrier_passed() { segment++; }
 
 static void warp_barrier_passed(int warp, unsigned mask) {
     uint32_t joined[LANES] = {};
-    FOR_LANES(i, mask) {
+    for (int i : lanes_of{mask}) {
         uint32_t *own = known[warp * LANES + i];
         own[i] = stamps[warp * LANES + i];
         for (int other = 0; other < LANES; other++)
             joined[other] = std::max(joined[other], own[other]);
     }
     last_stamp++;
-    FOR_LANES(i, mask) {
+    for (int i : lanes_of{mask}) {
         memcpy(known[warp * LANES + i], joined, sizeof joined);
         stamps[warp * LANES + i] = last_stamp;
     }

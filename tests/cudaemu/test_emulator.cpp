@@ -2,6 +2,8 @@
 #include <cublasLt.h>
 #include <cuda_bf16.h>
 
+#include <thread>
+
 #include "planted.h"
 
 constexpr unsigned ALL = 0xFFFFFFFFu;
@@ -408,6 +410,13 @@ static bool copied_out() {
     return cudaMemcpy(to, (char *)x.data + 100, BYTES, cudaMemcpyDeviceToHost) == cudaSuccess;
 }
 
+/* The runtime is called by two threads of the host. */
+static bool called_by_two() {
+    device_array<float> x(1);
+    std::thread([] { device_array<float> y(1); }).join();
+    return true;
+}
+
 /* --- the library: f32, D[3,2] = A^T B with a bias, and its gradient --- */
 
 static bool multiplied(uint32_t epilogue, int64_t rows_of_b, const std::vector<float> &expected) {
@@ -440,6 +449,7 @@ static bool multiplied(uint32_t epilogue, int64_t rows_of_b, const std::vector<f
 
 static bool product_with_bias() { return multiplied(CUBLASLT_EPILOGUE_BIAS, 2, {11, 23, 35, 13, 25, 37}); }
 static bool bias_gradient() { return multiplied(CUBLASLT_EPILOGUE_BGRADB, 2, {1, 1, 30}); }
+static bool unknown_epilogue() { return multiplied(CUBLASLT_EPILOGUE_RELU, 2, {1}); }
 static bool shapes_do_not_fit() { return multiplied(CUBLASLT_EPILOGUE_DEFAULT, 1, {1}); }
 
 static const test TESTS[] = {
@@ -494,10 +504,12 @@ static const test TESTS[] = {
     {"65536 rows of blocks", large_grid<65536>, FAULT, "more blocks than a grid can have"},
     {"a copy within bounds", copied_out<300>, CLEAN, ""},
     {"a copy beyond the end", copied_out<301>, WRONG, "301 bytes from byte 100 of 400 bytes of device memory"},
+    {"two threads of the host", called_by_two, FAULT, "called by two threads of the host"},
     {"a product with a bias", product_with_bias, CLEAN, ""},
     {"a bias's gradient", bias_gradient, CLEAN, ""},
     {"a product of shapes that do not fit", shapes_do_not_fit, WRONG,
      "the shapes of A, B, C and D do not fit together"},
+    {"a product with an epilogue that nobody uses", unknown_epilogue, WRONG, "an epilogue that the emulator does not"},
 };
 
 int main() { return run_tests(TESTS); }
