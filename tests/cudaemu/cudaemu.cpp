@@ -16,6 +16,7 @@ uint3 thread_index, block_index;
 dim3 block_dimension, grid_dimension;
 int lane;
 launch_state running;
+uintptr_t shared_area;
 
 /* A copy to shared memory that the thread has not waited for yet. */
 struct copy {
@@ -297,9 +298,16 @@ void cp_async_wait(int groups_left) {
 
 /* --- memory of the block --- */
 
-alignas(128) static unsigned char shared_memory[GUARD + SHARED_MOST + GUARD];
-
 void *dynamic_shared() { return (void *)running.shared; }
+
+/* It ends where the page that nothing can touch begins, but for its alignment. */
+static void place_shared(size_t bytes) {
+    ASAN_UNPOISON_MEMORY_REGION((void *)(shared_area - GUARD), GUARD + SHARED_MOST);
+    running.shared = (shared_area + SHARED_MOST - bytes) & ~(uintptr_t)127;
+    running.shared_end = running.shared + bytes;
+    set_guard(running.shared - GUARD, running.shared);
+    set_guard(running.shared_end, shared_area + SHARED_MOST);
+}
 
 static void poison_shared() {
     memset((void *)running.shared, POISON, running.shared_end - running.shared);
@@ -313,11 +321,15 @@ static void poison_shared() {
  * with a page between them that nothing can write to. */
 constexpr size_t STACK_BYTES = 252 << 10, STACK_STRIDE = 256 << 10;
 
-static void make_stacks() {
-    char *memory = static_cast<char *>(mmap(nullptr, THREADS_MOST * STACK_STRIDE, PROT_READ | PROT_WRITE,
+/* Stacks, and after them dynamic shared memory between a page that has its guard and one that nothing can touch. */
+static void make_memory() {
+    constexpr size_t STACKS = THREADS_MOST * STACK_STRIDE;
+    char *memory = static_cast<char *>(mmap(nullptr, STACKS + PAGE + SHARED_MOST + PAGE, PROT_READ | PROT_WRITE,
                                             MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0));
     if (memory == MAP_FAILED)
         stop("", "no memory for the stacks of %d threads", THREADS_MOST);
+    shared_area = (uintptr_t)memory + STACKS + PAGE;
+    mprotect((void *)(shared_area + SHARED_MOST), PAGE, PROT_NONE);
     for (int i = 0; i < THREADS_MOST; i++) {
         char *stack = memory + i * STACK_STRIDE;
         mprotect(stack, STACK_STRIDE - STACK_BYTES, PROT_NONE);
@@ -399,7 +411,7 @@ static void run_block(uint64_t number) {
     if (block.exited < running.threads)
         report_deadlock();
     check_guard(running.shared - GUARD, running.shared);
-    check_guard(running.shared_end, running.shared_end + GUARD);
+    check_guard(running.shared_end, shared_area + SHARED_MOST);
     running.in_block = false;
 }
 
@@ -438,11 +450,7 @@ static void run_launch(const char *kernel, dim3 grid, dim3 threads, size_t share
     block_dimension = threads;
     running.threads = threads.x * threads.y * threads.z;
     block.thread = thread;
-    ASAN_UNPOISON_MEMORY_REGION(shared_memory, sizeof shared_memory);
-    running.shared = (uintptr_t)shared_memory + GUARD;
-    running.shared_end = running.shared + shared_bytes;
-    set_guard(running.shared - GUARD, running.shared);
-    set_guard(running.shared_end, running.shared_end + GUARD);
+    place_shared(shared_bytes);
     schedule_launch();
     if (race)
         race->launch_begins();
@@ -455,7 +463,7 @@ static void run_launch(const char *kernel, dim3 grid, dim3 threads, size_t share
 
 void launch(const char *kernel, const void *function, dim3 grid, dim3 threads, size_t shared_bytes, cudaStream_t stream,
             std::function<void()> thread) {
-    static const bool ready = (make_stacks(), catch_faults(), true);
+    static const bool ready = (make_memory(), catch_faults(), true);
     (void)ready;
     running.kernel = kernel;
     check_dimensions(grid, threads);

@@ -23,8 +23,8 @@ namespace emu {
 
 constexpr int LANES = 32, THREADS_MOST = 1024, WARPS_MOST = THREADS_MOST / LANES;
 constexpr size_t SHARED_MOST = 256 << 10;
-constexpr unsigned char POISON = 0xFF; /* as floats of any size: NaN */
-constexpr size_t GUARD = 256;          /* bytes around an allocation, and around dynamic shared memory */
+constexpr unsigned char POISON = 0xFF;     /* as floats of any size: NaN */
+constexpr size_t PAGE = 4096, GUARD = 256; /* bytes before an allocation, and what it is aligned to */
 
 /* For each lane of a set of them: for (int i : lanes_of{set}). */
 struct lanes_of {
@@ -79,6 +79,8 @@ struct launch_state {
     uintptr_t shared, shared_end; /* dynamic */
 };
 extern launch_state running;
+extern uintptr_t
+    shared_area; /* the SHARED_MOST bytes that dynamic shared memory is the end of, but for its alignment */
 
 /* --- runtime.cpp --- */
 
@@ -95,7 +97,7 @@ void check_guards();
 struct allocation {
     uintptr_t begin, end;
 };
-/* Device memory around p or with p in its guards, or nullptr. */
+/* Device memory around p or with p in its guards, or in the page behind it; or nullptr. */
 const allocation *allocation_at(const void *p);
 bool is_device_memory(const void *p, size_t bytes);
 

@@ -219,7 +219,7 @@ static void launch_begins() {
     }
     const std::vector<variable> &all = shared_variables();
     set_bounds(&device, device_begin, device_end);
-    set_bounds(&dynamic_memory, running.shared, running.shared_end);
+    set_bounds(&dynamic_memory, shared_area, shared_area + SHARED_MOST);
     if (!all.empty())
         set_bounds(&variables, all.front().begin / WORD * WORD, all.back().end);
     device.first = segment + 1;

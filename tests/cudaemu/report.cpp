@@ -63,7 +63,7 @@ std::string thread_name(unsigned block, unsigned thread) {
 
 std::string memory_name(const void *p) {
     uintptr_t at = (uintptr_t)p;
-    if (running.kernel && at + GUARD >= running.shared && at < running.shared_end + GUARD)
+    if (running.kernel && at + GUARD >= running.shared && at < running.shared_end + PAGE)
         return text("byte %td of %zu bytes of dynamic shared memory", (ptrdiff_t)(at - running.shared),
                     (size_t)(running.shared_end - running.shared));
     if (const variable *v = shared_variable_at(p))

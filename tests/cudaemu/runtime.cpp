@@ -15,18 +15,18 @@ namespace emu {
 const race_checker *race;
 uintptr_t device_begin, device_end;
 
-/* Between any two allocations lies a page that nothing can touch. */
-constexpr size_t PAGE = 4096;
 constexpr unsigned char GUARD_BYTE = 0xA5;
 
-static size_t to_page(size_t bytes) { return (bytes + PAGE - 1) / PAGE * PAGE; }
+static size_t rounded(size_t bytes, size_t to) { return (bytes + to - 1) / to * to; }
 
+/* An allocation ends where its pages do, but for its alignment, and a page that nothing can touch lies behind it: what
+ * goes beyond it faults at once, or changes a guard. */
 static std::map<uintptr_t, allocation> device_memory; /* by the first byte of its pages, which a guard begins */
 static std::map<uintptr_t, size_t> host_memory;       /* pinned: its bytes */
 static size_t device_used;
 static cudaError_t last_error;
 
-static size_t last_page_end(const allocation &a) { return to_page(a.end + GUARD); }
+static uintptr_t pages_end(const allocation &a) { return rounded(a.end, PAGE); }
 
 static size_t number_from(const char *name, size_t otherwise) {
     const char *value = getenv(name);
@@ -57,7 +57,7 @@ void set_guard(uintptr_t begin, uintptr_t end) {
 
 void check_guard(uintptr_t begin, uintptr_t end) {
     const unsigned char *bytes = (const unsigned char *)begin;
-    if (EMU_SANITIZED || (*bytes == GUARD_BYTE && memcmp(bytes, bytes + 1, end - begin - 1) == 0))
+    if (EMU_SANITIZED || begin == end || (*bytes == GUARD_BYTE && memcmp(bytes, bytes + 1, end - begin - 1) == 0))
         return; /* all the same */
     while (*bytes == GUARD_BYTE)
         bytes++;
@@ -66,7 +66,7 @@ void check_guard(uintptr_t begin, uintptr_t end) {
 
 static void check_guards_of(const allocation &a) {
     check_guard(a.begin - GUARD, a.begin);
-    check_guard(a.end, last_page_end(a));
+    check_guard(a.end, pages_end(a));
 }
 
 void check_guards() {
@@ -88,7 +88,7 @@ static uintptr_t find_gap(size_t bytes) {
     for (const auto &entry : device_memory) {
         if (entry.first - begin >= bytes + PAGE)
             return begin;
-        begin = last_page_end(entry.second) + PAGE;
+        begin = pages_end(entry.second) + PAGE;
     }
     return begin + bytes + PAGE <= device_end ? begin : 0;
 }
@@ -99,11 +99,12 @@ static cudaError_t allocate(void **out, size_t bytes) {
         return cudaSuccess;
     if (!device_begin)
         reserve();
-    size_t all = to_page(GUARD + bytes + GUARD);
+    size_t all = rounded(GUARD + rounded(bytes, GUARD), PAGE);
     uintptr_t first = bytes <= device_bytes() - device_used ? find_gap(all) : 0;
     if (!first || mprotect((void *)first, all, PROT_READ | PROT_WRITE) != 0)
         return cudaErrorMemoryAllocation;
-    allocation made = {first + GUARD, first + GUARD + bytes};
+    uintptr_t begin = first + all - rounded(bytes, GUARD);
+    allocation made = {begin, begin + bytes};
     set_guard(first, made.begin);
     memset((void *)made.begin, POISON, bytes);
     set_guard(made.end, first + all);
@@ -118,7 +119,7 @@ const allocation *allocation_at(const void *p) {
     if (next == device_memory.begin())
         return nullptr;
     --next;
-    return (uintptr_t)p < last_page_end(next->second) ? &next->second : nullptr;
+    return (uintptr_t)p < pages_end(next->second) + PAGE ? &next->second : nullptr;
 }
 
 bool is_device_memory(const void *p, size_t bytes) {
@@ -129,14 +130,14 @@ bool is_device_memory(const void *p, size_t bytes) {
 static cudaError_t release(void *p) {
     if (!p)
         return cudaSuccess;
-    auto found = device_memory.find((uintptr_t)p - GUARD);
-    if (found == device_memory.end()) {
+    auto found = device_memory.upper_bound((uintptr_t)p);
+    if (found == device_memory.begin() || (--found)->second.begin != (uintptr_t)p) {
         warn("cudaFree of %p, which is not the begin of an allocation", p);
         return cudaErrorInvalidValue;
     }
     check_guards_of(found->second);
     void *first = (void *)found->first;
-    size_t all = last_page_end(found->second) - found->first;
+    size_t all = pages_end(found->second) - found->first;
     ASAN_UNPOISON_MEMORY_REGION(first, all);
     mmap(first, all, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0);
     device_used -= all;
@@ -250,7 +251,7 @@ cudaError_t cudaFree(void *p) {
 
 cudaError_t cudaMallocHost(void **out, size_t bytes) {
     cudaError_t error = refuse_in_capture("cudaMallocHost");
-    *out = error == cudaSuccess ? aligned_alloc(PAGE, to_page(bytes)) : nullptr;
+    *out = error == cudaSuccess ? aligned_alloc(PAGE, rounded(bytes, PAGE)) : nullptr;
     if (!*out)
         return result(error == cudaSuccess ? cudaErrorMemoryAllocation : error);
     memset(*out, POISON, bytes);

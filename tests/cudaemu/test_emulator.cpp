@@ -244,9 +244,9 @@ static bool filled() {
 template <int EXTRA>
 __global__ void fill_dynamic(float *out) {
     float *values = (float *)emu::dynamic_shared();
-    values[threadIdx.x + EXTRA] = 1;
+    values[(int)threadIdx.x + EXTRA] = 1;
     __syncthreads();
-    out[threadIdx.x] = values[threadIdx.x + EXTRA];
+    out[threadIdx.x] = values[(int)threadIdx.x + EXTRA];
 }
 
 template <int EXTRA>
@@ -478,11 +478,15 @@ static const test TESTS[] = {
      ADDRESSES_SEEN ? "AddressSanitizer" : "out-of-bounds write: byte 400 of 400 bytes of device memory"},
     {"a write within dynamic shared memory", filled_dynamic<0>, CLEAN, ""},
     {"a write beyond dynamic shared memory", filled_dynamic<1>, OUT_OF_BOUNDS,
-     ADDRESSES_SEEN ? "AddressSanitizer" : "out-of-bounds write: byte 256 of 256 bytes of dynamic shared memory"},
+     ADDRESSES_SEEN ? "AddressSanitizer" : "invalid address: byte 256 of 256 bytes of dynamic shared memory"},
+    {"a write before dynamic shared memory", filled_dynamic<-1>, OUT_OF_BOUNDS,
+     ADDRESSES_SEEN ? "AddressSanitizer" : "out-of-bounds write: byte -4 of 256 bytes of dynamic shared memory"},
     {"a write within a shared variable", filled_fixed<0>, CLEAN, ""},
     {"a write beyond a shared variable", filled_fixed<1>, ADDRESS, "AddressSanitizer: global-buffer-overflow"},
     {"aligned vectors", loaded_by_four<0>, CLEAN, ""},
     {"a misaligned vector", loaded_by_four<1>, FAULT, "misaligned access"},
+    {"a read beyond device memory", loaded_by_four<100>, OUT_OF_BOUNDS,
+     ADDRESSES_SEEN ? "AddressSanitizer" : " of 544 bytes of device memory"},
     {"memory in use", after_free<false>, CLEAN, ""},
     {"memory that was freed", after_free<true>, OUT_OF_BOUNDS, ADDRESSES_SEEN ? "AddressSanitizer" : "invalid address"},
     {"shuffles of half warps", in_halves<RIGHT>, CLEAN, ""},
