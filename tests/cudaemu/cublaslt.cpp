@@ -395,8 +395,8 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t, cublasLtMatmulDesc_t how, const 
         return refuse(CUBLAS_STATUS_INVALID_VALUE, "no algorithm of cublasLtMatmulAlgoGetHeuristic, or no stream");
     if (one != 1 || (adds != 0 && adds != 1))
         return refuse(CUBLAS_STATUS_NOT_SUPPORTED, "alpha is 1 here, and beta 0 or 1");
-    if (workspace_bytes > 0 && !is_device_memory(workspace, workspace_bytes))
-        return refuse(CUBLAS_STATUS_INVALID_VALUE, "the workspace is not device memory");
+    if (workspace_bytes > 0 && (!is_device_memory(workspace, workspace_bytes) || (uintptr_t)workspace % 256 != 0))
+        return refuse(CUBLAS_STATUS_INVALID_VALUE, "the workspace is not device memory at a multiple of 256 bytes");
     operands at = {a, b, c, d, adds != 0};
     cublasStatus_t status = check_product(p);
     if (status == CUBLAS_STATUS_SUCCESS && !columns_fit(p, chosen.alignment))
