@@ -88,18 +88,17 @@ static uintptr_t program_base() {
     return base;
 }
 
-/* Calls `use` with each line that a command prints; PROGRAM in it is the program's file. */
+/* Calls `use` with each line that a command prints; PROGRAM in it is the program's file. False: the command failed. */
 template <typename Use>
-static void for_lines_of(std::string command, Use use) {
-    char path[4096], line[4096];
+static bool for_lines_of(std::string command, Use use) {
+    static char path[4096], line[64 << 10]; /* not on a fiber's stack */
     ssize_t length = readlink("/proc/self/exe", path, sizeof path);
     command.replace(command.find("PROGRAM"), strlen("PROGRAM"),
                     "'" + std::string(path, std::max<ssize_t>(length, 0)) + "'");
     FILE *from = popen(command.c_str(), "r");
     while (from && fgets(line, sizeof line, from))
         use(line);
-    if (!from || pclose(from) != 0)
-        warn("failed: %s", command.c_str());
+    return from && pclose(from) == 0;
 }
 
 /* Without the current folder before it. */
@@ -132,7 +131,7 @@ std::string place_name(const void *return_address) {
 /* "0000000000012340 0000000000000080 b kernel(float*)::s[abi:berth_shared]" */
 static std::vector<variable> read_variables() {
     std::vector<variable> found;
-    for_lines_of("nm -C -S PROGRAM", [&](const char *line) {
+    bool read = for_lines_of("nm -C -S PROGRAM", [&](const char *line) {
         size_t at, size;
         const char *end = strstr(line, "[abi:berth_shared]");
         if (!end || sscanf(line, "%zx %zx", &at, &size) != 2)
@@ -141,6 +140,8 @@ static std::vector<variable> read_variables() {
         at += program_base();
         found.push_back({at, at + size, name.substr(name.find_last_of(": ") + 1)});
     });
+    if (!read)
+        stop("", "the program's __shared__ variables are not known: nm of binutils failed");
     std::sort(found.begin(), found.end(), [](const variable &a, const variable &b) { return a.begin < b.begin; });
     return found;
 }
