@@ -19,7 +19,7 @@ EMU ?= 0
 ifneq ($(EMU),0)
 # the CUDA backend on the host: tests/cudaemu stands in for the device and its libraries
 BUILD ?= build/emu$(filter-out 1,$(EMU))$(if $(filter 1,$(SANITIZE)),-sanitize)
-CFLAGS ?= -O1 -g
+CFLAGS ?= -O2 -g
 CUDA = 0
 OPENMP ?= 0
 else ifeq ($(SANITIZE),0)
@@ -76,7 +76,7 @@ EMU_RUNTIME = $(filter-out tests/cudaemu/test_% $(if $(filter race,$(EMU)),,test
 EMU_OBJECTS = $(EMU_RUNTIME:tests/%.cpp=$(BUILD)/obj/%.o)
 CXX = g++
 COMPILE_EMU = $(CXX) -x c++ -std=c++17 -DBERTH_EMU -Isrc -Itests/cudaemu -I$(CUDA_HOME)/include -Wall -Wextra -Wno-unknown-pragmas $(WERROR) \
-    $(CFLAGS) $(SANITIZE_FLAGS)
+    $(CFLAGS) $(SANITIZE_FLAGS) -O1
 # EMU=race: accesses of kernels call tests/cudaemu/race.cpp
 RACE_FLAGS = $(if $(filter race,$(EMU)),-fsanitize=thread -fno-omit-frame-pointer)
 CUDA_LIBS = -lstdc++

@@ -4,9 +4,11 @@
 
 #include "internal.h"
 
-namespace emu {
+#if !defined(__x86_64__)
+#error "the switch from one stack to another is written for x86-64 only"
+#endif
 
-#if !defined(EMU_UCONTEXT)
+namespace emu {
 
 /* Only what a called function must keep is saved: to the compiler a switch is a call. */
 extern "C" void berth_emu_switch(void **save, void *stack_pointer);
@@ -33,36 +35,15 @@ berth_emu_switch:
     .size berth_emu_switch, . - berth_emu_switch
 )");
 
-static void machine_make(context *made, void *stack, size_t bytes, void (*entry)()) {
-    void **top = reinterpret_cast<void **>(((uintptr_t)stack + bytes) & ~(uintptr_t)15);
+void context_make(context *made, size_t stack_bytes, void (*entry)()) {
+    ASAN_UNPOISON_MEMORY_REGION(made->stack, stack_bytes); /* what a fiber before this one never returned from */
+    void **top = reinterpret_cast<void **>(((uintptr_t)made->stack + stack_bytes) & ~(uintptr_t)15);
     *--top = nullptr; /* entry's return address, and with it the alignment that a called function expects */
     *--top = reinterpret_cast<void *>(entry);
     for (int saved = 0; saved < 6; saved++)
         *--top = nullptr;
     made->stack_pointer = top;
-}
-
-static void machine_switch(context *from, context *to) { berth_emu_switch(&from->stack_pointer, to->stack_pointer); }
-
-#else
-
-static void machine_make(context *made, void *stack, size_t bytes, void (*entry)()) {
-    getcontext(&made->saved);
-    made->saved.uc_stack.ss_sp = stack;
-    made->saved.uc_stack.ss_size = bytes;
-    made->saved.uc_link = nullptr;
-    makecontext(&made->saved, entry, 0);
-}
-
-static void machine_switch(context *from, context *to) { swapcontext(&from->saved, &to->saved); }
-
-#endif
-
-void context_make(context *made, void *stack, size_t bytes, void (*entry)()) {
-    ASAN_UNPOISON_MEMORY_REGION(stack, bytes); /* what a fiber before this one never returned from */
-    machine_make(made, stack, bytes, entry);
-    made->stack = stack;
-    made->stack_bytes = bytes;
+    made->stack_bytes = stack_bytes;
     made->sanitizer = nullptr;
 }
 
@@ -77,7 +58,7 @@ void context_entered() { __sanitizer_finish_switch_fiber(nullptr, &left->stack, 
 void context_switch(context *from, context *to, bool ends) {
     left = from;
     __sanitizer_start_switch_fiber(ends ? nullptr : &from->sanitizer, to->stack, to->stack_bytes);
-    machine_switch(from, to);
+    berth_emu_switch(&from->stack_pointer, to->stack_pointer);
     __sanitizer_finish_switch_fiber(from->sanitizer, &left->stack, &left->stack_bytes);
 }
 
@@ -85,7 +66,7 @@ void context_switch(context *from, context *to, bool ends) {
 
 void context_entered() {}
 
-void context_switch(context *from, context *to, bool) { machine_switch(from, to); }
+void context_switch(context *from, context *to, bool) { berth_emu_switch(&from->stack_pointer, to->stack_pointer); }
 
 #endif
 

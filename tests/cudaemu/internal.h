@@ -22,7 +22,19 @@
 namespace emu {
 
 constexpr int LANES = 32, THREADS_MOST = 1024, WARPS_MOST = THREADS_MOST / LANES;
-constexpr unsigned char POISON = 0xFF; /* as floats of any size: NaN */
+constexpr size_t SHARED_MOST = 256 << 10;
+constexpr unsigned char POISON = 0xFF;     /* as floats of any size: NaN */
+constexpr size_t PAGE = 4096, GUARD = 256; /* bytes before an allocation, and what it is aligned to */
+
+/* For each lane of a set of them: for (int i : lanes_of{set}). */
+struct lanes_of {
+    unsigned left;
+    lanes_of begin() const { return *this; }
+    lanes_of end() const { return {0}; }
+    int operator*() const { return __builtin_ctz(left); }
+    void operator++() { left &= left - 1; }
+    bool operator!=(const lanes_of &other) const { return left != other.left; }
+};
 
 /* Exit codes. */
 enum { FAULT = 96, RACE = 97 };
@@ -39,8 +51,10 @@ std::string text(const char *format, ...) __attribute__((format(printf, 1, 2)));
 std::string place_name(place where);
 std::string place_name(const void *return_address);
 
-/* "(1,0,0)" of a thread or block by its number. */
-std::string index_name(unsigned number, dim3 dimension);
+/* "block (0,0,0), thread (1,0,0)" by their numbers. */
+std::string thread_name(unsigned block, unsigned thread);
+/* "byte 4 of 64 bytes of device memory". */
+std::string memory_name(const void *p);
 
 /* The program's `__shared__` variables, by address. */
 struct variable {
@@ -65,22 +79,25 @@ struct launch_state {
     uintptr_t shared, shared_end; /* dynamic */
 };
 extern launch_state running;
+extern uintptr_t
+    shared_area; /* the SHARED_MOST bytes that dynamic shared memory is the end of, but for its alignment */
 
 /* --- runtime.cpp --- */
 
-void set_error(cudaError_t error);     /* what cudaGetLastError gives next */
-cudaError_t result(cudaError_t error); /* the same, and the error again */
+cudaError_t result(cudaError_t error); /* what a call returns, and cudaGetLastError gives next */
 
 /* The most dynamic shared memory that a launch of a kernel may ask for. */
 size_t shared_limit(const void *function);
 
-/* Stops if a byte around an allocation has changed. */
+/* Bytes that nobody may write; check_guard, and check_guards of all device memory, stop where one has changed. */
+void set_guard(uintptr_t begin, uintptr_t end);
+void check_guard(uintptr_t begin, uintptr_t end);
 void check_guards();
 
 struct allocation {
     uintptr_t begin, end;
 };
-/* Device memory around p, or nullptr. */
+/* Device memory around p or with p in its guards, or in the page behind it; or nullptr. */
 const allocation *allocation_at(const void *p);
 bool is_device_memory(const void *p, size_t bytes);
 
@@ -111,7 +128,6 @@ struct race_checker {
     void (*barrier)();
     void (*warp_barrier)(int warp, unsigned mask);
     void (*atomic)(const void *p, size_t bytes, const void *return_address);
-    void (*fence)();
     void (*access)(const void *p, size_t bytes, bool writes, const void *return_address);
     void (*launch_ends)(); /* reports, and ends the process if there was a race */
 };

@@ -12,7 +12,7 @@
 #include <string>
 #include <vector>
 
-#include "cudaemu.h"
+#include "internal.h"
 
 #define LAUNCH_ON(stream, kernel, grid, block, shared_bytes, ...) \
     emu::launch(#kernel, (const void *)(kernel), grid, block, shared_bytes, stream, emu::call_of(kernel, ##__VA_ARGS__))
@@ -47,7 +47,7 @@ enum { RACES_SEEN = 0, ADDRESSES_SEEN = 0 };
 #endif
 
 /* Exit codes: what the emulator ends with, the address sanitizer, and a test whose numbers are wrong. */
-enum { CLEAN = 0, ADDRESS = 1, FAULT = 96, RACE = 97, WRONG = 3 };
+enum { CLEAN = 0, ADDRESS = 1, WRONG = 3, FAULT = emu::FAULT, RACE = emu::RACE };
 enum { OUT_OF_BOUNDS = ADDRESSES_SEEN ? ADDRESS : FAULT };
 
 struct test {
@@ -109,6 +109,7 @@ static bool is_for_another_build(const test &t) {
 template <int COUNT>
 static int run_tests(const test (&tests)[COUNT]) {
     int number = 0, failed = 0;
+    emu::shared_variables(); /* once, and not in every process */
     for (const test &t : tests) {
         if (is_for_another_build(t))
             continue;

@@ -4,16 +4,14 @@
  *   - a barrier of the block: time is counted in segments, from one barrier to the next. Blocks run one after another,
  *     so a segment belongs to one block of one launch, and numbers grow.
  *   - __syncwarp: each thread has a stamp that it renews there, and `known` says up to which stamp it knows another
- * lane. Shuffles and votes order no memory.
- *   - an atomic: who finds by it that other blocks were there before knows what these did before a __threadfence that
- *     came before their atomic on the same address. (It does not follow such chains further.)
- */
+ *     lane. Shuffles order no memory.
+ * Nothing orders blocks. */
+#include <stdio.h>
 #include <stdlib.h>
 
 #include <algorithm>
-#include <deque>
 #include <map>
-#include <unordered_map>
+#include <memory>
 
 #include "internal.h"
 
@@ -24,450 +22,237 @@ namespace emu {
 struct write_record {
     uint32_t segment, stamp, code;
     uint16_t thread;
-    bool atomic;
-    bool near, far; /* before this atomic came unordered ones: of this segment, of other blocks */
+    bool atomic, several; /* atomics of this segment that nothing orders; this was the last */
 };
 
 /* Reads by lanes of one warp. */
 struct read_record {
     uint32_t segment, stamp, lanes, code; /* the oldest of their stamps */
+    uint32_t warp;
 };
 
 /* Two warps are enough: whoever writes later is in another warp than one of them. */
-constexpr int READERS = 2;
-
-struct cell {
+struct history {
     write_record write;
-    read_record reads[READERS];
-    uint8_t warps[READERS]; /* of the reads */
-    uint32_t split;         /* where the four bytes of the word are kept apart, or 0 */
+    read_record reads[2];
 };
 
-/* The cells of a piece of memory. */
-constexpr size_t PIECE_BYTES = 4096, WORD = 4, PIECE_WORDS = PIECE_BYTES / WORD;
+constexpr size_t PIECE_BYTES = 4096, WORD = 4, PIECES_KEPT = 4096; /* 250 MB */
+
+struct cell : history {
+    std::unique_ptr<history[]> bytes; /* where the bytes of the word are kept apart */
+};
+
 struct piece {
-    cell cells[PIECE_WORDS];
+    cell cells[PIECE_BYTES / WORD];
 };
 
+/* A region grows, but never moves. Before segment `first` is nothing that matters. */
 struct region {
     uintptr_t begin, end;
-    bool shared;
-    std::vector<piece *> pieces;
-    std::vector<size_t> used; /* indices of pieces that there are */
+    uint32_t first;
+    std::vector<std::unique_ptr<piece>> pieces;
 };
 
 static region device, dynamic_memory, variables;
+static size_t pieces_used;
 
-/* The bytes of words that are accessed in parts; entry 0 is never used. */
-struct bytes {
-    cell cells[WORD];
-};
-static std::deque<bytes> splits(1);
-static std::vector<uint32_t> free_splits;
-
-static void forget(region *r) {
-    for (size_t i : r->used) {
-        delete r->pieces[i];
-        r->pieces[i] = nullptr;
-    }
-    r->used.clear();
-}
-
-/* A region grows, but never moves. */
-static void set_bounds(region *r, uintptr_t begin, uintptr_t end, bool shared) {
+static void set_bounds(region *r, uintptr_t begin, uintptr_t end) {
     r->begin = begin;
     r->end = end;
-    r->shared = shared;
-    size_t count = (end - begin) / PIECE_BYTES + 1;
-    if (r->pieces.size() < count)
-        r->pieces.resize(count);
+    r->pieces.resize(std::max(r->pieces.size(), (end - begin) / PIECE_BYTES + 1));
 }
 
 static cell *cell_of(region *r, uintptr_t word) {
-    size_t index = (word - r->begin) / PIECE_BYTES;
-    piece *&at = r->pieces[index];
+    std::unique_ptr<piece> &at = r->pieces[(word - r->begin) / PIECE_BYTES];
     if (__builtin_expect(!at, 0)) {
-        at = new piece();
-        r->used.push_back(index);
+        at.reset(new piece());
+        pieces_used++;
     }
     return &at->cells[(word - r->begin) % PIECE_BYTES / WORD];
 }
 
 /* --- time --- */
 
-static uint32_t segment = 1, launch_first, block_first;
+static uint32_t segment = 1, block_first;
 
-/* The blocks of this launch that have begun. */
-struct begun_block {
-    uint32_t first; /* segment */
-    unsigned number;
-};
-static std::vector<begun_block> blocks;
+/* The segments that the blocks of this launch began with, and their numbers. */
+static std::vector<std::pair<uint32_t, unsigned>> blocks;
 
-static const begun_block &block_at(uint32_t at) {
-    auto later = [](uint32_t s, const begun_block &b) { return s < b.first; };
-    return std::upper_bound(blocks.begin(), blocks.end(), at, later)[-1];
+static unsigned block_at(uint32_t at) {
+    return std::upper_bound(blocks.begin(), blocks.end(), std::make_pair(at, ~0u))[-1].second;
 }
 
 /* Of the threads of the block that runs; never reset, for stamps only grow. */
 static uint32_t last_stamp = 1, stamps[THREADS_MOST], known[THREADS_MOST][LANES];
 
-/* A thread knew this when it passed a fence. */
-struct release {
-    uint32_t block_first, segment;
-    int warp;
-    uint32_t known[LANES];
-};
-
-/* The last fence of each thread, and from which segment on all of the block passed one. */
-static release fences[THREADS_MOST];
-static int fenced_threads;
-static uint32_t all_fenced;
-
-/* What the atomics on an address release, in the order in which they came. */
-static std::unordered_map<uintptr_t, std::vector<release>> released;
-
-/* A thread of this block did an atomic on an address, and knows the releases that were there. */
-struct acquisition {
-    const std::vector<release> *from;
-    size_t count;
-    uintptr_t address;
-    uint32_t segment, stamp;
-    unsigned thread;
-};
-static std::vector<acquisition> acquired;
-
-/* Does the thread that runs have what a thread of its block acquired? */
-static bool is_mine(const acquisition &a) {
-    return a.segment < segment || a.thread == running.thread ||
-           (a.thread / LANES == running.thread / LANES && a.stamp <= known[running.thread][a.thread % LANES]);
-}
-
-static bool covers(const release &r, uint32_t at, unsigned thread, uint32_t stamp) {
-    return at < r.segment || (at == r.segment && (int)thread / LANES == r.warp && stamp <= r.known[thread % LANES]);
-}
-
-/* Did a thread release what it did in segment `at` of the block that began with `first`? */
-static bool is_released(const acquisition &a, uint32_t first, uint32_t at, unsigned thread, uint32_t stamp) {
-    auto earlier = [](const release &r, uint32_t f) { return r.block_first < f; };
-    auto end = a.from->begin() + (ptrdiff_t)a.count;
-    auto r = std::lower_bound(a.from->begin(), end, first, earlier);
-    for (; r != end && r->block_first == first; ++r)
-        if (covers(*r, at, thread, stamp))
-            return true;
-    return false;
-}
-
-/* Does the thread that runs know of an access by an atomic? */
-static bool is_acquired(uintptr_t word, uint32_t at, unsigned thread, uint32_t stamp, bool atomic) {
-    if (acquired.empty())
-        return false;
-    uint32_t first = block_at(at).first;
-    for (const acquisition &a : acquired)
-        if (is_mine(a) && ((atomic && a.address / WORD == word / WORD) || is_released(a, first, at, thread, stamp)))
-            return true;
-    return false;
-}
-
 /* Does an earlier access by a thread come before what the running thread does now? */
-static bool is_before(const region &r, uintptr_t word, uint32_t at, unsigned thread, uint32_t stamp, bool atomic) {
-    if (at < launch_first || (at < segment && at >= block_first))
-        return true;
-    if (at < block_first)
-        return r.shared || is_acquired(word, at, thread, stamp, atomic);
-    if (thread == running.thread)
-        return true;
-    if (thread / LANES == running.thread / LANES && stamp <= known[running.thread][thread % LANES])
-        return true;
-    return is_acquired(word, at, thread, stamp, atomic);
+static bool is_before(const region &r, uint32_t at, unsigned thread, uint32_t stamp) {
+    if (at != segment)
+        return at < r.first || at >= block_first;
+    return thread == running.thread ||
+           (thread / LANES == running.thread / LANES && stamp <= known[running.thread][thread % LANES]);
+}
+
+/* The lanes of a read that are not ordered before the running thread. */
+static unsigned unordered_lanes(const region &r, const read_record &read) {
+    if (read.segment != segment)
+        return is_before(r, read.segment, 0, 0) ? 0 : read.lanes;
+    unsigned unordered = 0;
+    for (int i : lanes_of{read.lanes})
+        unordered |= (unsigned)!is_before(r, read.segment, read.warp * LANES + i, read.stamp) << i;
+    return unordered;
 }
 
 /* --- reports --- */
 
 struct race_report {
     std::string line;
-    uint32_t code, other_code;
+    const void *now, *before; /* where the two return to */
 };
 static std::map<uint32_t, race_report> reports; /* by the place of the later access */
 extern "C" char __executable_start;             /* code is kept as its distance from here */
 
-static uint32_t code_of(const void *return_address) {
-    return (uint32_t)((uintptr_t)return_address - (uintptr_t)&__executable_start);
-}
-
-static std::string code_name(uint32_t code) {
-    std::string name = place_name((const void *)((uintptr_t)&__executable_start + code));
-    return name.empty() ? "an unknown place" : name;
-}
-
-static std::string memory_name(const region &r, uintptr_t at) {
-    if (r.begin == dynamic_memory.begin)
-        return text("byte %zu of dynamic shared memory", (size_t)(at - r.begin));
-    if (const variable *v = shared_variable_at((const void *)at))
-        return text("byte %zu of shared %s", (size_t)(at - v->begin), v->name.c_str());
-    const allocation *around = allocation_at((const void *)at);
-    return text("byte %td of %zu bytes of device memory", around ? (ptrdiff_t)(at - around->begin) : 0,
-                around ? (size_t)(around->end - around->begin) : 0);
-}
-
-static void report(const region &r, uintptr_t at, const char *now, const char *before, uint32_t other_segment,
-                   unsigned other_thread, uint32_t other_code, uint32_t code) {
+static void report(uintptr_t at, const char *now, uint32_t code, const char *before, uint32_t other_segment,
+                   unsigned other_thread, uint32_t other_code) {
     if (reports.count(code))
         return;
-    std::string line = text("kernel %s, block %s, thread %s: race: %s of %s, after a %s by block %s, thread %s",
-                            running.kernel, index_name(running.block, grid_dimension).c_str(),
-                            index_name(running.thread, block_dimension).c_str(), now, memory_name(r, at).c_str(),
-                            before, index_name(block_at(other_segment).number, grid_dimension).c_str(),
-                            index_name(other_thread, block_dimension).c_str());
-    reports[code] = {line, code, other_code};
+    reports[code] = {text("kernel %s, %s: race: %s of %s, after a %s by %s", running.kernel,
+                          thread_name(running.block, running.thread).c_str(), now, memory_name((void *)at).c_str(),
+                          before, thread_name(block_at(other_segment), other_thread).c_str()),
+                     &__executable_start + code, &__executable_start + other_code};
 }
 
 /* --- accesses --- */
 
-/* The lanes of a read that are not ordered before the running thread. */
-static unsigned unordered_lanes(const region &r, uintptr_t word, const read_record &read, int warp) {
-    if (read.segment < launch_first || (read.segment < segment && (read.segment >= block_first || r.shared)))
-        return 0;
-    unsigned unordered = 0;
-    for (unsigned left = read.lanes; left; left &= left - 1) {
-        int i = __builtin_ctz(left);
-        if (!is_before(r, word, read.segment, warp * LANES + i, read.stamp, false))
-            unordered |= 1u << i;
-    }
-    return unordered;
-}
-
-static bool is_unordered(const region &r, uintptr_t word, const read_record &read, int warp) {
-    if (read.segment < launch_first || !read.lanes)
-        return false;
-    int first = __builtin_ctz(read.lanes);
-    return !is_before(r, word, read.segment, warp * LANES + first, read.stamp, false) ||
-           unordered_lanes(r, word, read, warp) != 0;
-}
-
-/* Lanes of a warp that read at the same stamp are kept together. */
-static void join_read(const region &r, uintptr_t word, read_record *read, int warp, uint32_t code) {
-    uint32_t own = 1u << running.thread % LANES, stamp = stamps[running.thread];
-    if (read->stamp == stamp) {
-        read->lanes |= own;
+/* Lanes of a warp that read at the same stamp are kept together. Of two readers that are ordered, the later one is
+ * enough. */
+static void record_read(const region &r, history *h, uint32_t code) {
+    uint32_t warp = running.thread / LANES, own = 1u << running.thread % LANES, stamp = stamps[running.thread];
+    for (read_record &read : h->reads) {
+        if (read.segment != segment || read.warp != warp)
+            continue;
+        unsigned kept = read.stamp == stamp ? read.lanes : unordered_lanes(r, read) & ~own;
+        read = {segment, kept ? std::min(read.stamp, stamp) : stamp, kept | own, code, warp};
         return;
     }
-    unsigned kept = unordered_lanes(r, word, *read, warp) & ~own;
-    *read = {segment, kept ? std::min(read->stamp, stamp) : stamp, kept | own, code};
-}
-
-/* Of two readers that are ordered, the later one is enough. */
-static void record_read(const region &r, uintptr_t word, cell *c, uint32_t code) {
-    int warp = running.thread / LANES;
-    for (int i = 0; i < READERS; i++)
-        if (c->reads[i].segment == segment && c->warps[i] == warp) {
-            join_read(r, word, &c->reads[i], warp, code);
-            return;
-        }
-    for (int i = 0; i < READERS; i++)
-        if (!is_unordered(r, word, c->reads[i], c->warps[i])) {
-            c->reads[i] = {segment, stamps[running.thread], 1u << running.thread % LANES, code};
-            c->warps[i] = (uint8_t)warp;
+    for (read_record &read : h->reads)
+        if (!unordered_lanes(r, read)) {
+            read = {segment, stamp, own, code, warp};
             return;
         }
 }
 
-static bool has_acquired() { return std::any_of(acquired.begin(), acquired.end(), is_mine); }
-
-static void check_against_write(const region &r, uintptr_t at, uintptr_t word, cell *c, const char *now, bool atomic,
-                                uint32_t code) {
-    const write_record &w = c->write;
-    if (w.segment < launch_first || (w.atomic && atomic))
+/* Of atomics of several blocks the first is kept, with which none of the later blocks' accesses is in an order. */
+static void record_write(const region &r, history *h, bool atomic, uint32_t code) {
+    const write_record &w = h->write;
+    bool both = atomic && w.atomic && w.segment >= r.first;
+    if (both && w.segment < block_first)
         return;
-    bool others = (w.near && w.segment == segment) || (w.far && !r.shared && !has_acquired());
-    if (others || !is_before(r, word, w.segment, w.thread, w.stamp, w.atomic))
-        report(r, at, now, w.atomic ? "atomic" : "write", w.segment, w.thread, w.code, code);
-}
-
-static void record_write(const region &r, uintptr_t word, cell *c, bool atomic, uint32_t code) {
-    const write_record &w = c->write;
-    bool near = false, far = false;
-    if (atomic && w.atomic && w.segment >= launch_first) {
-        bool unordered = !is_before(r, word, w.segment, w.thread, w.stamp, true);
-        near = w.segment == segment && (w.near || unordered);
-        far = w.far || (w.segment < block_first && unordered);
-    }
-    c->write = {segment, stamps[running.thread], code, (uint16_t)running.thread, atomic, near, far};
+    bool several = both && w.segment == segment && (w.several || !is_before(r, w.segment, w.thread, w.stamp));
+    h->write = {segment, stamps[running.thread], code, (uint16_t)running.thread, atomic, several};
+    if (!atomic)
+        for (read_record &read : h->reads)
+            read.segment = 0;
 }
 
 enum kind { READ, WRITE, ATOMIC };
 
-static void access_cell(const region &r, uintptr_t at, cell *c, enum kind kind, uint32_t code) {
-    uintptr_t word = at / WORD * WORD;
-    const char *names[] = {"read", "write", "atomic"};
-    check_against_write(r, at, word, c, names[kind], kind == ATOMIC, code);
-    if (kind == READ) {
-        record_read(r, word, c, code);
-        return;
-    }
-    for (int i = 0; i < READERS; i++)
-        if (unsigned lanes = unordered_lanes(r, word, c->reads[i], c->warps[i]))
-            report(r, at, names[kind], "read", c->reads[i].segment, c->warps[i] * LANES + __builtin_ctz(lanes),
-                   c->reads[i].code, code);
-    record_write(r, word, c, kind == ATOMIC, code);
-    if (kind == WRITE)
-        for (read_record &read : c->reads)
-            read.segment = 0;
+static void access(const region &r, uintptr_t at, history *h, enum kind kind, uint32_t code) {
+    static const char *const names[] = {"read", "write", "atomic"};
+    const write_record &w = h->write;
+    bool ordered = is_before(r, w.segment, w.thread, w.stamp) && !(w.several && w.segment == segment);
+    if (!ordered && !(w.atomic && kind == ATOMIC))
+        report(at, names[kind], code, names[w.atomic ? ATOMIC : WRITE], w.segment, w.thread, w.code);
+    if (kind == READ)
+        return record_read(r, h, code);
+    for (const read_record &read : h->reads)
+        if (unsigned lanes = unordered_lanes(r, read))
+            report(at, names[kind], code, "read", read.segment, read.warp * LANES + __builtin_ctz(lanes), read.code);
+    record_write(r, h, kind == ATOMIC, code);
 }
 
-/* The bytes of a word are apart as long as they were accessed apart in this launch. */
-static void split(cell *whole) {
-    if (free_splits.empty()) {
-        free_splits.push_back((uint32_t)splits.size());
-        splits.emplace_back();
-    }
-    uint32_t to = free_splits.back();
-    free_splits.pop_back();
-    for (cell &c : splits[to].cells)
-        c = *whole;
-    whole->split = to;
-}
-
-static void unite(cell *whole) {
-    free_splits.push_back(whole->split);
-    *whole = {};
-}
-
-static bool is_old(const cell &c) {
-    return c.write.segment < launch_first && c.reads[0].segment < launch_first && c.reads[1].segment < launch_first;
-}
-
+/* The bytes of a word are apart as long as they were accessed apart in this launch, or block. */
 static void access_word(region *r, uintptr_t word, unsigned first, unsigned end, enum kind kind, uint32_t code) {
     cell *c = cell_of(r, word);
     bool all = first == 0 && end == WORD;
-    if (c->split) {
-        const cell *apart = splits[c->split].cells;
-        if (std::all_of(apart, apart + WORD, is_old))
-            unite(c);
+    auto is_old = [=](const history &h) {
+        return h.write.segment < r->first && h.reads[0].segment < r->first && h.reads[1].segment < r->first;
+    };
+    if (c->bytes && std::all_of(&c->bytes[0], &c->bytes[WORD], is_old))
+        *c = {};
+    if (!c->bytes && all)
+        return access(*r, word, c, kind, code);
+    if (!c->bytes) {
+        c->bytes.reset(new history[WORD]);
+        std::fill(&c->bytes[0], &c->bytes[WORD], (const history &)*c);
     }
-    if (!c->split && all) {
-        access_cell(*r, word, c, kind, code);
-        return;
-    }
-    if (!c->split)
-        split(c);
     for (unsigned i = first; i < end; i++)
-        access_cell(*r, word + i, &splits[c->split].cells[i], kind, code);
+        access(*r, word + i, &c->bytes[i], kind, code);
     if (all && kind == WRITE) { /* what came before comes before this write too */
-        cell last = splits[c->split].cells[0];
-        unite(c);
-        *c = last;
-        c->split = 0;
+        (history &)*c = c->bytes[0];
+        c->bytes.reset();
     }
-}
-
-static region *region_of(uintptr_t at) {
-    if (at >= device.begin && at < device.end)
-        return &device;
-    if (at >= dynamic_memory.begin && at < dynamic_memory.end)
-        return &dynamic_memory;
-    if (at >= variables.begin && at < variables.end && shared_variable_at((const void *)at))
-        return &variables;
-    return nullptr;
 }
 
 static void access_range(const void *p, size_t size, enum kind kind, const void *return_address) {
     uintptr_t at = (uintptr_t)p, end = at + size;
     if (!running.in_thread || (at >= running.stack && at < running.stack_end))
         return;
-    region *r = region_of(at);
-    if (!r)
-        return;
-    uint32_t code = code_of(return_address);
-    while (at < end) {
-        uintptr_t word = at / WORD * WORD, next = std::min(word + WORD, end);
-        access_word(r, word, (unsigned)(at - word), (unsigned)(next - word), kind, code);
-        at = next;
-    }
+    uint32_t code = (uint32_t)(static_cast<const char *>(return_address) - &__executable_start);
+    for (region *r : {&device, &dynamic_memory, &variables})
+        while (at >= r->begin && at < r->end && at < end) {
+            uintptr_t word = at / WORD * WORD, next = std::min(word + WORD, end);
+            access_word(r, word, (unsigned)(at - word), (unsigned)(next - word), kind, code);
+            at = next;
+        }
 }
 
 /* --- what the emulator tells --- */
 
-constexpr size_t PIECES_KEPT = 4096; /* 200 MB */
-
 static void launch_begins() {
-    if (device.used.size() > PIECES_KEPT || segment > 0xF0000000u) {
+    if (pieces_used > PIECES_KEPT || segment > 0xF0000000u) {
         for (region *r : {&device, &dynamic_memory, &variables})
-            forget(r);
-        splits.resize(1);
-        free_splits.clear();
-        if (segment > 0xF0000000u)
-            segment = 1;
+            r->pieces.clear();
+        pieces_used = 0;
+        segment = 1;
     }
-    set_bounds(&device, device_begin, device_end, false);
-    set_bounds(&dynamic_memory, running.shared, running.shared_end, true);
     const std::vector<variable> &all = shared_variables();
+    set_bounds(&device, device_begin, device_end);
+    set_bounds(&dynamic_memory, shared_area, shared_area + SHARED_MOST);
     if (!all.empty())
-        set_bounds(&variables, all.front().begin / WORD * WORD, all.back().end, true);
-    launch_first = segment + 1;
-    released.clear();
+        set_bounds(&variables, all.front().begin / WORD * WORD, all.back().end);
+    device.first = segment + 1;
     blocks.clear();
 }
 
 static void block_begins() {
-    block_first = ++segment;
+    block_first = dynamic_memory.first = variables.first = ++segment;
     blocks.push_back({segment, running.block});
-    acquired.clear();
-    fenced_threads = 0;
-    all_fenced = 0;
 }
 
-static void barrier_passed() {
-    segment++;
-    if (fenced_threads == running.threads)
-        all_fenced = segment;
-    fenced_threads = 0;
-}
+static void barrier_passed() { segment++; }
 
 static void warp_barrier_passed(int warp, unsigned mask) {
     uint32_t joined[LANES] = {};
-    for (unsigned left = mask; left; left &= left - 1) {
-        int thread = warp * LANES + __builtin_ctz(left);
-        known[thread][thread % LANES] = stamps[thread];
-        for (int i = 0; i < LANES; i++)
-            joined[i] = std::max(joined[i], known[thread][i]);
+    for (int i : lanes_of{mask}) {
+        uint32_t *own = known[warp * LANES + i];
+        own[i] = stamps[warp * LANES + i];
+        for (int other = 0; other < LANES; other++)
+            joined[other] = std::max(joined[other], own[other]);
     }
     last_stamp++;
-    for (unsigned left = mask; left; left &= left - 1) {
-        int thread = warp * LANES + __builtin_ctz(left);
-        memcpy(known[thread], joined, sizeof joined);
-        stamps[thread] = last_stamp;
+    for (int i : lanes_of{mask}) {
+        memcpy(known[warp * LANES + i], joined, sizeof joined);
+        stamps[warp * LANES + i] = last_stamp;
     }
-}
-
-static void fence_passed() {
-    unsigned thread = running.thread;
-    release *own = &fences[thread];
-    if (own->segment != segment)
-        fenced_threads++;
-    *own = {block_first, segment, (int)thread / LANES, {}};
-    known[thread][thread % LANES] = stamps[thread];
-    memcpy(own->known, known[thread], sizeof own->known);
-    stamps[thread] = ++last_stamp;
 }
 
 static void atomic(const void *p, size_t size, const void *return_address) {
-    uintptr_t address = (uintptr_t)p;
-    auto found = released.find(address);
-    unsigned thread = running.thread;
-    if (found != released.end())
-        acquired.push_back({&found->second, found->second.size(), address, segment, stamps[thread], thread});
     access_range(p, size, ATOMIC, return_address);
-    bool fenced = fences[thread].segment >= block_first;
-    if (!fenced && !all_fenced)
-        return;
-    release made = fences[thread];
-    if (!fenced || made.segment < all_fenced)
-        made = {block_first, all_fenced, -1, {}};
-    released[address].push_back(made);
 }
 
-static void access(const void *p, size_t size, bool writes, const void *return_address) {
+static void plain_access(const void *p, size_t size, bool writes, const void *return_address) {
     access_range(p, size, writes ? WRITE : READ, return_address);
 }
 
@@ -475,16 +260,15 @@ static void launch_ends() {
     if (reports.empty())
         return;
     for (const auto &entry : reports) {
-        const race_report &found = entry.second;
-        warn("%s (%s after %s)", found.line.c_str(), code_name(found.code).c_str(),
-             code_name(found.other_code).c_str());
+        std::string now = place_name(entry.second.now), before = place_name(entry.second.before);
+        warn("%s (%s after %s)", entry.second.line.c_str(), now.c_str(), before.c_str());
     }
     fflush(stdout);
     _Exit(RACE);
 }
 
 static const race_checker checker = {launch_begins, block_begins, barrier_passed, warp_barrier_passed,
-                                     atomic,        fence_passed, access,         launch_ends};
+                                     atomic,        plain_access, launch_ends};
 
 __attribute__((constructor)) static void install() {
     race = &checker;
@@ -495,9 +279,9 @@ __attribute__((constructor)) static void install() {
 
 /* --- the sanitizer's names --- */
 
-#define ACCESSES(name, size)                                                                              \
-    void __tsan_##name##read##size(void *p) { emu::access(p, size, false, __builtin_return_address(0)); } \
-    void __tsan_##name##write##size(void *p) { emu::access(p, size, true, __builtin_return_address(0)); }
+#define ACCESSES(name, size)                                                                                        \
+    void __tsan_##name##read##size(void *p) { emu::access_range(p, size, emu::READ, __builtin_return_address(0)); } \
+    void __tsan_##name##write##size(void *p) { emu::access_range(p, size, emu::WRITE, __builtin_return_address(0)); }
 
 extern "C" {
 ACCESSES(, 1)
@@ -509,8 +293,8 @@ ACCESSES(unaligned_, 2)
 ACCESSES(unaligned_, 4)
 ACCESSES(unaligned_, 8)
 ACCESSES(unaligned_, 16)
-void __tsan_read_range(void *p, size_t size) { emu::access(p, size, false, __builtin_return_address(0)); }
-void __tsan_write_range(void *p, size_t size) { emu::access(p, size, true, __builtin_return_address(0)); }
+void __tsan_read_range(void *p, size_t size) { emu::access_range(p, size, emu::READ, __builtin_return_address(0)); }
+void __tsan_write_range(void *p, size_t size) { emu::access_range(p, size, emu::WRITE, __builtin_return_address(0)); }
 void __tsan_init() {}
 void __tsan_func_entry(void *) {}
 void __tsan_func_exit() {}

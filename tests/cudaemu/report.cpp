@@ -1,14 +1,9 @@
 /* Saying what is wrong, and where: in words of the kernel's source. */
-#include <cxxabi.h>
-#include <elf.h>
-#include <fcntl.h>
 #include <link.h>
 #include <signal.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
-#include <sys/mman.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -33,11 +28,6 @@ std::string text(const char *format, ...) {
     return made;
 }
 
-std::string index_name(unsigned number, dim3 dimension) {
-    return text("(%u,%u,%u)", number % dimension.x, number / dimension.x % dimension.y,
-                number / dimension.x / dimension.y);
-}
-
 void warn(const char *format, ...) {
     va_list arguments;
     va_start(arguments, format);
@@ -48,13 +38,11 @@ void warn(const char *format, ...) {
 void stop(const std::string &place, const char *format, ...) {
     va_list arguments;
     va_start(arguments, format);
-    std::string line = "berth emulator: ";
+    std::string line = "berth emulator: ", where = thread_name(running.block, running.thread);
     if (running.kernel)
         line += text("kernel %s, ", running.kernel);
     if (running.in_block)
-        line += "block " + index_name(running.block, grid_dimension) + ", ";
-    if (running.in_thread)
-        line += "thread " + index_name(running.thread, block_dimension) + ", ";
+        line += (running.in_thread ? where : where.substr(0, where.find(", thread"))) + ", ";
     if (!place.empty())
         line += place + ", ";
     line.replace(line.size() - 2, 2, ": ");
@@ -65,8 +53,31 @@ void stop(const std::string &place, const char *format, ...) {
     _exit(FAULT); /* no destructors: this may be a fiber's stack */
 }
 
-/* --- places --- */
+static std::string index_name(unsigned number, dim3 size) {
+    return text("(%u,%u,%u)", number % size.x, number / size.x % size.y, number / size.x / size.y);
+}
 
+std::string thread_name(unsigned block, unsigned thread) {
+    return "block " + index_name(block, grid_dimension) + ", thread " + index_name(thread, block_dimension);
+}
+
+std::string memory_name(const void *p) {
+    uintptr_t at = (uintptr_t)p;
+    if (running.kernel && at + GUARD >= running.shared && at < running.shared_end + PAGE)
+        return text("byte %td of %zu bytes of dynamic shared memory", (ptrdiff_t)(at - running.shared),
+                    (size_t)(running.shared_end - running.shared));
+    if (const variable *v = shared_variable_at(p))
+        return text("byte %zu of shared %s", (size_t)(at - v->begin), v->name.c_str());
+    if (const allocation *around = allocation_at(p))
+        return text("byte %td of %zu bytes of device memory", (ptrdiff_t)(at - around->begin),
+                    (size_t)(around->end - around->begin));
+    bool between = at >= device_begin && at < device_end;
+    return text("%p, %s", p, between ? "between allocations of device memory" : "not memory of the device");
+}
+
+/* --- what the tools of the compiler know of the program --- */
+
+/* What addresses in the program's file have to be moved by. */
 static uintptr_t program_base() {
     uintptr_t base = 0;
     auto first = [](struct dl_phdr_info *info, size_t, void *out) {
@@ -77,10 +88,17 @@ static uintptr_t program_base() {
     return base;
 }
 
-static std::string program_path() {
-    char path[4096];
+/* Calls `use` with each line that a command prints; PROGRAM in it is the program's file. False: the command failed. */
+template <typename Use>
+static bool for_lines_of(std::string command, Use use) {
+    static char path[4096], line[64 << 10]; /* not on a fiber's stack */
     ssize_t length = readlink("/proc/self/exe", path, sizeof path);
-    return std::string(path, length > 0 ? length : 0);
+    command.replace(command.find("PROGRAM"), strlen("PROGRAM"),
+                    "'" + std::string(path, std::max<ssize_t>(length, 0)) + "'");
+    FILE *from = popen(command.c_str(), "r");
+    while (from && fgets(line, sizeof line, from))
+        use(line);
+    return from && pclose(from) == 0;
 }
 
 /* Without the current folder before it. */
@@ -93,82 +111,38 @@ static std::string short_path(std::string path) {
 
 std::string place_name(place where) { return short_path(where.file) + ":" + std::to_string(where.line); }
 
-/* The lines that addr2line gives for an address: of the innermost inlined function first. */
-static std::vector<std::string> lines_of(uintptr_t address) {
-    std::vector<std::string> lines;
-    std::string command = text("addr2line -i -e '%s' %#lx 2>/dev/null", program_path().c_str(),
-                               (unsigned long)(address - program_base()));
-    FILE *from = popen(command.c_str(), "r");
-    char line[4096];
-    while (from && fgets(line, sizeof line, from)) {
-        std::string found(line, strcspn(line, " \n"));
-        if (found[0] != '?' && found.find("cudaemu.h:") == std::string::npos)
-            lines.push_back(short_path(found));
-    }
-    if (from)
-        pclose(from);
-    return lines;
-}
-
+/* addr2line names the innermost inlined function first. A line of a .cu file says most; the header that it came through
+ * stands behind it. */
 std::string place_name(const void *return_address) {
-    std::vector<std::string> lines = lines_of((uintptr_t)return_address - 1);
-    if (lines.empty())
-        return "";
-    auto in_header = [](const std::string &line) {
-        return line.find(".cuh:") != std::string::npos || line.find(".h:") != std::string::npos;
-    };
-    auto caller = std::find_if_not(lines.begin(), lines.end(), in_header);
-    return caller == lines.begin() || caller == lines.end() ? lines[0] : *caller + " (" + lines[0] + ")";
+    size_t address = (uintptr_t)return_address - 1 - program_base();
+    std::string first, caller;
+    for_lines_of(text("addr2line -i -e PROGRAM %#zx", address), [&](const char *line) {
+        std::string found = short_path(std::string(line, strcspn(line, " \n")));
+        if (found[0] == '?' || found.find("cudaemu.h:") != std::string::npos)
+            return;
+        if (first.empty())
+            first = found;
+        if (caller.empty() && found.find(".cuh:") == std::string::npos && found.find(".h:") == std::string::npos)
+            caller = found;
+    });
+    return caller.empty() || caller == first ? first : caller + " (" + first + ")";
 }
 
-/* --- the variables in shared memory, from the program's table of symbols --- */
-
-/* "s" of the mangled "kernel(float*)::s[abi:berth_shared]" */
-static std::string variable_name(const char *symbol) {
-    int code;
-    char *whole = abi::__cxa_demangle(symbol, nullptr, nullptr, &code);
-    std::string name = code == 0 ? whole : symbol;
-    free(whole);
-    name = name.substr(0, name.rfind("[abi:"));
-    size_t colons = name.rfind("::");
-    return colons == std::string::npos ? name : name.substr(colons + 2);
-}
-
-static std::vector<variable> variables_of(const char *file) {
-    std::vector<variable> found;
-    const ElfW(Ehdr) *header = reinterpret_cast<const ElfW(Ehdr) *>(file);
-    const ElfW(Shdr) *sections = reinterpret_cast<const ElfW(Shdr) *>(file + header->e_shoff);
-    uintptr_t base = program_base();
-    for (int i = 0; i < header->e_shnum; i++) {
-        if (sections[i].sh_type != SHT_SYMTAB)
-            continue;
-        const ElfW(Sym) *symbols = reinterpret_cast<const ElfW(Sym) *>(file + sections[i].sh_offset);
-        const char *names = file + sections[sections[i].sh_link].sh_offset;
-        for (size_t s = 0; s < sections[i].sh_size / sizeof *symbols; s++) {
-            const char *name = names + symbols[s].st_name;
-            if (strstr(name, "B12berth_shared") && symbols[s].st_shndx != SHN_UNDEF)
-                found.push_back(
-                    {base + symbols[s].st_value, base + symbols[s].st_value + symbols[s].st_size, variable_name(name)});
-        }
-    }
-    auto before = [](const variable &a, const variable &b) { return a.begin < b.begin; };
-    std::sort(found.begin(), found.end(), before);
-    return found;
-}
-
+/* "0000000000012340 0000000000000080 b kernel(float*)::s[abi:berth_shared]" */
 static std::vector<variable> read_variables() {
     std::vector<variable> found;
-    struct stat status;
-    int file = open("/proc/self/exe", O_RDONLY);
-    if (file >= 0 && fstat(file, &status) == 0) {
-        void *memory = mmap(nullptr, status.st_size, PROT_READ, MAP_PRIVATE, file, 0);
-        if (memory != MAP_FAILED) {
-            found = variables_of(static_cast<const char *>(memory));
-            munmap(memory, status.st_size);
-        }
-    }
-    if (file >= 0)
-        close(file);
+    bool read = for_lines_of("nm -C -S PROGRAM", [&](const char *line) {
+        size_t at, size;
+        const char *end = strstr(line, "[abi:berth_shared]");
+        if (!end || sscanf(line, "%zx %zx", &at, &size) != 2)
+            return;
+        std::string name(line, end);
+        at += program_base();
+        found.push_back({at, at + size, name.substr(name.find_last_of(": ") + 1)});
+    });
+    if (!read)
+        stop("", "the program's __shared__ variables are not known: nm of binutils failed");
+    std::sort(found.begin(), found.end(), [](const variable &a, const variable &b) { return a.begin < b.begin; });
     return found;
 }
 
@@ -192,17 +166,11 @@ static void fault(int, siginfo_t *info, void *machine) {
         signal(SIGSEGV, SIG_DFL); /* comes again, and ends the process as it would have */
         return;
     }
-    std::string place;
-#if defined(__x86_64__)
-    const ucontext_t *registers = static_cast<ucontext_t *>(machine);
-    place = place_name((void *)(registers->uc_mcontext.gregs[REG_RIP] + 1));
-#else
-    (void)machine;
-#endif
+    const auto *registers = static_cast<const ucontext_t *>(machine);
+    std::string place = place_name((void *)(registers->uc_mcontext.gregs[REG_RIP] + 1));
     if (at < running.stack && at + 4096 >= running.stack)
         stop(place, "the thread's stack is full");
-    stop(place, "invalid address %p%s", info->si_addr,
-         at >= device_begin && at < device_end ? ", between allocations of device memory" : "");
+    stop(place, "invalid address: %s", memory_name(info->si_addr).c_str());
 }
 
 void catch_faults() {
