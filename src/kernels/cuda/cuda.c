@@ -26,6 +26,7 @@ struct cuda {
     struct copies *copies;
     struct recorder *recorder;
     struct lt *lt;
+    enum attention_way attention_way;
     void *workspace, *converted;
     struct constant *constants;
     int constant_count, constant_capacity;
@@ -51,6 +52,7 @@ status cuda_decoder_dx(struct cuda *cuda, const struct op_call *call) {
 cudaStream_t cuda_stream(struct cuda *cuda) { return cuda->stream; }
 int cuda_multiprocessors(const struct cuda *cuda) { return cuda->properties.multiProcessorCount; }
 int cuda_shared_limit(const struct cuda *cuda) { return (int)cuda->properties.sharedMemPerBlockOptin; }
+enum attention_way cuda_attention_way(const struct cuda *cuda) { return cuda->attention_way; }
 void *cuda_workspace(struct cuda *cuda) { return cuda->workspace; }
 void *cuda_converted_memory(struct cuda *cuda) { return cuda->converted; }
 
@@ -323,7 +325,21 @@ static void cuda_free(struct backend *backend) {
     free(cuda);
 }
 
+static status choose_attention_way(enum attention_way *way) {
+    const char *chosen = getenv("BERTH_ATTENTION_DX");
+    if (!chosen || strcmp(chosen, "auto") == 0)
+        *way = ATTENTION_WAY_AUTO;
+    else if (strcmp(chosen, "whole") == 0)
+        *way = ATTENTION_WAY_WHOLE;
+    else if (strcmp(chosen, "blocks") == 0)
+        *way = ATTENTION_WAY_BLOCKS;
+    else
+        return bad_input("BERTH_ATTENTION_DX=%s: expected auto, whole or blocks", chosen);
+    return OK;
+}
+
 static status open_device(struct cuda *cuda) {
+    TRY(choose_attention_way(&cuda->attention_way));
     TRY(cublaslt_load());
     int count = cuda_device_count();
     if (count == 0)
