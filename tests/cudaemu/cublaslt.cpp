@@ -42,7 +42,7 @@ struct algorithm {
     uint64_t mark, alignment;
 };
 static_assert(sizeof(algorithm) <= sizeof(cublasLtMatmulAlgo_t), "has room");
-constexpr uint64_t ALGORITHM_MARK = 0x6265727468;
+constexpr uint64_t ALGORITHM_MARK = 0x6265727468, NO_ALGORITHM_MARK = 0x6E6F6E65;
 
 template <typename T, typename Handle>
 static T *object(Handle handle) {
@@ -485,7 +485,8 @@ cublasStatus_t cublasLtMatmulPreferenceSetAttribute(cublasLtMatmulPreference_t h
     }
 }
 
-/* One algorithm that needs columns aligned to 16 bytes, where they are, and one that does not. */
+/* One result that is none, as its state says; one algorithm that needs columns aligned to 16 bytes, where they are, and
+ * one that does not. */
 cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t, cublasLtMatmulDesc_t how, cublasLtMatrixLayout_t a,
                                               cublasLtMatrixLayout_t b, cublasLtMatrixLayout_t c,
                                               cublasLtMatrixLayout_t d, cublasLtMatmulPreference_t wish, int requested,
@@ -499,6 +500,12 @@ cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t, cublasLtMatmulDe
         return status;
     const uint32_t *promised = object<preference>(wish)->alignment;
     uint64_t needs[] = {16, 1};
+    if (requested > 1) {
+        cublasLtMatmulHeuristicResult_t *result = &results[(*count)++];
+        *result = {};
+        result->state = CUBLAS_STATUS_NOT_SUPPORTED;
+        memcpy(&result->algo, &NO_ALGORITHM_MARK, sizeof NO_ALGORITHM_MARK);
+    }
     for (uint64_t alignment : needs) {
         if (*count == requested || *std::min_element(promised, promised + 4) < alignment ||
             !all_columns_fit(p, alignment))
@@ -524,10 +531,12 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t, cublasLtMatmulDesc_t how, const 
     algorithm chosen = {ALGORITHM_MARK, 1};
     if (algo)
         memcpy(&chosen, algo, sizeof chosen);
+    if (chosen.mark == NO_ALGORITHM_MARK)
+        stop("", "cublasLtMatmul: an algorithm of a result whose state says that it is none");
     if (chosen.mark != ALGORITHM_MARK || !stream_is_known(stream))
         return refuse(CUBLAS_STATUS_INVALID_VALUE, "no algorithm of cublasLtMatmulAlgoGetHeuristic, or no stream");
-    if (workspace_bytes > 0 && !is_device_memory(workspace, workspace_bytes))
-        return refuse(CUBLAS_STATUS_INVALID_VALUE, "the workspace is not device memory");
+    if (workspace_bytes > 0 && (!is_device_memory(workspace, workspace_bytes) || (uintptr_t)workspace % 256 != 0))
+        return refuse(CUBLAS_STATUS_INVALID_VALUE, "the workspace is not device memory at a multiple of 256 bytes");
     cublasStatus_t status = check_product(&p);
     if (status == CUBLAS_STATUS_SUCCESS && !all_columns_fit(p, chosen.alignment))
         status = refuse(CUBLAS_STATUS_NOT_SUPPORTED, "the algorithm is one for aligned columns");

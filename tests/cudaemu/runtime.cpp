@@ -256,8 +256,8 @@ static cudaError_t attribute(cudaDeviceAttr name, int *out) {
         cudaDeviceAttr name;
         int value;
     } known[] = {
-        {cudaDevAttrComputeCapabilityMajor, 9},
-        {cudaDevAttrComputeCapabilityMinor, 0},
+        {cudaDevAttrComputeCapabilityMajor, (int)number_from("BERTH_EMU_SM", 90) / 10},
+        {cudaDevAttrComputeCapabilityMinor, (int)number_from("BERTH_EMU_SM", 90) % 10},
         {cudaDevAttrMultiProcessorCount, 4}, /* few, so that grids made by it stay small */
         {cudaDevAttrMaxSharedMemoryPerBlock, SHARED_DEFAULT},
         {cudaDevAttrMaxSharedMemoryPerBlockOptin, shared_optin()},

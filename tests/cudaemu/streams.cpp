@@ -33,6 +33,7 @@ struct event {
     unsigned asked, done;
     std::shared_ptr<stream> where; /* of the last record asked for */
     double seconds;                /* of the last one done */
+    bool has_time;
 };
 
 static std::map<const void *, std::shared_ptr<stream>> streams;
@@ -307,10 +308,11 @@ cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned
     return is_ignored("cudaStreamWaitEvent") ? cudaSuccess : result(wait(stream, event));
 }
 
-cudaError_t cudaEventCreateWithFlags(cudaEvent_t *out, unsigned int) {
+cudaError_t cudaEventCreateWithFlags(cudaEvent_t *out, unsigned int flags) {
     guard lock(mutex);
     *out = reinterpret_cast<cudaEvent_t>(new char);
     events[*out] = std::make_shared<event>();
+    events[*out]->has_time = !(flags & cudaEventDisableTiming);
     return cudaSuccess;
 }
 
@@ -331,7 +333,7 @@ cudaError_t cudaEventSynchronize(cudaEvent_t handle) {
 cudaError_t cudaEventElapsedTime(float *milliseconds, cudaEvent_t begin, cudaEvent_t end) {
     guard lock(mutex);
     std::shared_ptr<event> a = event_of(begin), b = event_of(end);
-    if (!a || !b || a->asked == 0 || b->asked == 0)
+    if (!a || !b || a->asked == 0 || b->asked == 0 || !a->has_time || !b->has_time)
         return result(cudaErrorInvalidResourceHandle);
     if (a->done < a->asked || b->done < b->asked)
         return result(cudaErrorNotReady);

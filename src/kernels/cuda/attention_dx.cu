@@ -4,10 +4,12 @@
  * keys would need them, or partial sums in memory. So a block owns 128 keys (64 or 32 where tiles are larger) with
  * their dk and dv, and walks over all queries. If the sequence has no more keys, as all of pretraining's sequences of
  * 128, then it has all that dq is the sum of, and writes it: five products, as few as there can be, and every operand
- * read once. That pass is bound by memory: 80 flop a byte. For longer sequences a second kernel computes dq by blocks
- * of queries: seven products, and probabilities made twice, but blocks enough to fill a device. Keeping dq of 512
- * queries as floats in shared memory would take 128 KB and leave one block of a whole head to a multiprocessor; partial
- * sums of dq in memory, four of them written and read as floats, would take longer than the two products.
+ * read once. That pass is bound by memory: 80 flop a byte. Longer sequences go one of two ways:
+ *   whole   attention_dx_whole.cuh: a block has all keys, one tile after another, and dq in shared memory: five
+ *           products, and a head to a multiprocessor.
+ *   blocks  a second kernel computes dq by blocks of queries: seven products, and probabilities made twice, but blocks
+ *           enough to fill a device, and no limit of length or size.
+ * goes_whole() chooses; BERTH_ATTENTION_DX=whole or blocks forces one, the first where it fits.
  *
  * Dropout: where keys are rows, a lane makes the bytes of one query with 16 keys, and takes its own two keys' bits of
  * any query from the lane that has them. */
@@ -312,7 +314,8 @@ template <typename T, int P>
 static status launch_whole(struct cuda *cuda, const backward_operands<T> &o, const attention_call &a, int64_t longest) {
     using shape = whole_shape<T, P>;
     int bytes = (int)shape::bytes(longest);
-    TRY(allow_shared(cuda, attention_whole_kernel<T, P>, bytes));
+    /* always as much: a recorded launch must not find that a call for shorter sequences has allowed less since */
+    TRY(allow_shared(cuda, attention_whole_kernel<T, P>, cuda_shared_limit(cuda)));
     LAUNCH((attention_whole_kernel<T, P>), dim3(1, (unsigned)a.heads, (unsigned)a.sequences), dim3(shape::THREADS),
            bytes, cuda_stream(cuda), o.dy, o.q, o.k, o.v, o.y, o.lse, o.facts, o.dq, o.dk, o.dv, a,
            keys_shape<T, P, true>::KEYS);

@@ -340,7 +340,6 @@ static status choose_attention_way(enum attention_way *way) {
 
 static status open_device(struct cuda *cuda) {
     TRY(choose_attention_way(&cuda->attention_way));
-    TRY(cublaslt_load());
     int count = cuda_device_count();
     if (count == 0)
         return bad_input(
@@ -350,6 +349,10 @@ static status open_device(struct cuda *cuda) {
         return bad_input("CUDA device %d was asked for, but there are only %d", cuda->options.device, count);
     CUDA_TRY(cudaSetDevice(cuda->options.device));
     CUDA_TRY(cudaGetDeviceProperties(&cuda->properties, cuda->options.device));
+    if (cuda->properties.major < 8)
+        return bad_input("CUDA device %d is %s, sm_%d%d: expected sm_80 or later", cuda->options.device,
+                         cuda->properties.name, cuda->properties.major, cuda->properties.minor);
+    TRY(cublaslt_load());
     CUDA_TRY(cudaStreamCreateWithFlags(&cuda->stream, cudaStreamNonBlocking));
     cuda->recorder = recorder_new(cuda->options.recording, cuda->stream);
     TRY(copies_new(&cuda->copies, cuda->stream));
