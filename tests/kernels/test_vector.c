@@ -75,7 +75,7 @@ static void check_product(int64_t m, int64_t n, int64_t k, bool down, bool acros
     for (int64_t i = 0; i < rows * wide; i++)
         before[i] = c[i];
     across ? panels_of_transpose(b, n, k, panels) : panels_of(b, k, n, panels);
-    panel_product(&(struct panel_product){m, n, k, a, down ? 1 : k, down ? rows : 1, panels, c, wide, add});
+    panel_product(&(struct rows_product){m, n, k, a, down ? 1 : k, down ? rows : 1, panels, c, wide, add});
     for (int64_t i = 0; i < m; i++)
         for (int64_t j = 0; j < n; j++) {
             double sum = add ? before[i * wide + j] : 0, magnitude = fabs(sum);

@@ -19,33 +19,29 @@ enum {
 
 INLINE int64_t up_to(int64_t n, int64_t step) { return (n + step - 1) / step * step; }
 
-/* --- packing: everything is copied in pieces of eight numbers --- */
+/* --- packing: a tile at a time, in pieces of eight numbers --- */
 
 typedef bf16 eight __attribute__((vector_size(16)));
 typedef bf16 eight_unaligned __attribute__((vector_size(16), aligned(2), may_alias));
 typedef uint32_t four_pairs __attribute__((vector_size(16)));
 
-static const bf16 zeros[8];
-
 INLINE eight load_eight(const bf16 *from) { return *(const eight_unaligned *)from; }
 INLINE void store_eight(bf16 *to, eight value) { *(eight_unaligned *)to = value; }
 
-/* `count` numbers, zeros up to eight */
-INLINE eight load_some(const bf16 *from, int64_t count) {
-    bf16 buffer[8] = {0};
-    if (count >= 8)
-        return load_eight(from);
-    for (int64_t i = 0; i < count; i++)
-        buffer[i] = from[i];
-    return load_eight(buffer);
-}
-
-/* From lines i of `lines`: eight numbers from `at` on, of which `count` are there; zeros for lines that are not. */
-INLINE void load_lines(const struct matrix *m, int64_t line, int64_t lines, int64_t at, int64_t count, int n,
-                       eight out[]) {
-    const bf16 *data = m->data;
-    for (int i = 0; i < n; i++)
-        out[i] = i < lines ? load_some(data + (line + i) * m->stride + at, count) : load_eight(zeros);
+/* `n` rows of memory from `row` on, eight numbers of each from `at` on. Not `whole`: only `rows` rows and `count`
+ * numbers are there; the others are zeros. */
+INLINE void load_rows(const struct matrix *m, bool whole, int64_t row, int64_t rows, int64_t at, int64_t count, int n,
+                      eight out[]) {
+    const bf16 *from = (const bf16 *)m->data + row * m->stride + at;
+    for (int i = 0; i < n; i++, from += m->stride) {
+        bf16 buffer[8] = {0};
+        int64_t there = i < rows ? count : 0;
+        if (!whole && there < 8) {
+            memcpy(buffer, from, there > 0 ? (size_t)there * sizeof *from : 0);
+            out[i] = load_eight(buffer);
+        } else
+            out[i] = load_eight(from);
+    }
 }
 
 /* Pairs from two vectors in turn: low halves, high halves. */
@@ -75,51 +71,61 @@ INLINE void transpose_pairs(eight v[4]) {
     v[3] = (eight)__builtin_shuffle(ac, bd, (four_pairs){2, 6, 3, 7});
 }
 
-/* The tile of a line and a k, in units of whole tiles */
+/* The tile of a line and a k, both multiples of its size. */
 INLINE bf16 *tile_at(void *packed, int64_t line, int64_t k) {
     return (bf16 *)packed + (line / TILE_LINES * LINE_OF_TILES + k / STEP * TILE_BYTES) / (int64_t)sizeof(bf16);
 }
 
-/* block[line / 16][k / 32][16][32] */
-INLINE void pack_rows(const struct matrix *a, const struct piece *piece, void *block) {
-    int64_t lines = up_to(piece->lines, 2 * TILE_LINES), depth = up_to(piece->depth, STEP);
-    for (int64_t k = 0; k < depth && a->lines_are_next; k += 8)
-        for (int64_t line = 0; line < lines; line += 8) {
-            eight v[8];
-            load_lines(a, piece->k + k, piece->depth - k, piece->line + line, piece->lines - line, 8, v);
+/* A tile of 16 lines and 32 k: [line][k] if `across`, as a's are; else b's, [k / 2][line][2]. */
+INLINE void pack_tile(const struct matrix *m, const struct piece *piece, bool whole, int64_t line, int64_t k,
+                      bool across, bf16 *to) {
+    const int64_t from_line = piece->line + line, lines = piece->lines - line, from_k = piece->k + k,
+                  ks = piece->depth - k;
+    eight v[8];
+    for (int l = 0; l < TILE_LINES; l += 8)
+        for (int i = 0; i < STEP && m->lines_are_next && across; i += 8) {
+            load_rows(m, whole, from_k + i, ks - i, from_line + l, lines - l, 8, v);
             transpose_eight(v);
-            bf16 *to = tile_at(block, line, k) + line % TILE_LINES * STEP + k % STEP;
-            for (int i = 0; i < 8; i++)
-                store_eight(to + i * STEP, v[i]);
+            for (int j = 0; j < 8; j++)
+                store_eight(to + (l + j) * STEP + i, v[j]);
         }
-    for (int64_t line = 0; line < lines && !a->lines_are_next; line++)
-        for (int64_t k = 0; k < depth; k += 8) {
-            eight v;
-            load_lines(a, piece->line + line, piece->lines - line, piece->k + k, piece->depth - k, 1, &v);
-            store_eight(tile_at(block, line, k) + line % TILE_LINES * STEP + k % STEP, v);
+    for (int i = 0; i < STEP && m->lines_are_next && !across; i += 2)
+        for (int l = 0; l < TILE_LINES; l += 8) {
+            load_rows(m, whole, from_k + i, ks - i, from_line + l, lines - l, 2, v);
+            store_eight(to + i * TILE_LINES + 2 * l, low_pairs(v[0], v[1]));
+            store_eight(to + i * TILE_LINES + 2 * l + 8, high_pairs(v[0], v[1]));
+        }
+    for (int l = 0; l < TILE_LINES && !m->lines_are_next && across; l++)
+        for (int i = 0; i < STEP; i += 8) {
+            load_rows(m, whole, from_line + l, lines - l, from_k + i, ks - i, 1, v);
+            store_eight(to + l * STEP + i, v[0]);
+        }
+    for (int l = 0; l < TILE_LINES && !m->lines_are_next && !across; l += 4)
+        for (int i = 0; i < STEP; i += 8) {
+            load_rows(m, whole, from_line + l, lines - l, from_k + i, ks - i, 4, v);
+            transpose_pairs(v);
+            for (int j = 0; j < 4; j++)
+                store_eight(to + (i + 2 * j) * TILE_LINES + 2 * l, v[j]);
         }
 }
 
-/* panels[line / 16][k / 32][k % 32 / 2][16][2] */
-INLINE void pack_pairs(const struct matrix *b, const struct piece *piece, void *panels) {
-    int64_t lines = up_to(piece->lines, 2 * TILE_LINES), depth = up_to(piece->depth, STEP);
-    for (int64_t k = 0; k < depth && b->lines_are_next; k += 2)
-        for (int64_t line = 0; line < lines; line += 8) {
-            eight v[2];
-            load_lines(b, piece->k + k, piece->depth - k, piece->line + line, piece->lines - line, 2, v);
-            bf16 *to = tile_at(panels, line, k) + k % STEP * TILE_LINES + line % TILE_LINES * 2;
-            store_eight(to, low_pairs(v[0], v[1]));
-            store_eight(to + 8, high_pairs(v[0], v[1]));
-        }
-    for (int64_t line = 0; line < lines && !b->lines_are_next; line += 4)
-        for (int64_t k = 0; k < depth; k += 8) {
-            eight v[4];
-            load_lines(b, piece->line + line, piece->lines - line, piece->k + k, piece->depth - k, 4, v);
-            transpose_pairs(v);
-            bf16 *to = tile_at(panels, line, k) + k % STEP * TILE_LINES + line % TILE_LINES * 2;
-            for (int i = 0; i < 4; i++)
-                store_eight(to + i * 2 * TILE_LINES, v[i]);
-        }
+INLINE void pack_tile_at(const struct matrix *m, const struct piece *piece, int64_t line, int64_t k, bool across,
+                         void *packed) {
+    if (line + TILE_LINES <= piece->lines && k + STEP <= piece->depth)
+        pack_tile(m, piece, true, line, k, across, tile_at(packed, line, k));
+    else
+        pack_tile(m, piece, false, line, k, across, tile_at(packed, line, k));
+}
+
+/* All tiles of a piece, [line / 16][k / 32], with lines up to whole squares; along the rows of memory. */
+INLINE void pack_tiles(const struct matrix *m, const struct piece *piece, bool across, void *packed) {
+    const int64_t lines = up_to(piece->lines, 2 * TILE_LINES);
+    for (int64_t k = 0; k < piece->depth && m->lines_are_next; k += STEP)
+        for (int64_t line = 0; line < lines; line += TILE_LINES)
+            pack_tile_at(m, piece, line, k, across, packed);
+    for (int64_t line = 0; line < lines && !m->lines_are_next; line += TILE_LINES)
+        for (int64_t k = 0; k < piece->depth; k += STEP)
+            pack_tile_at(m, piece, line, k, across, packed);
 }
 
 /* Sums over k of the packed numbers, beyond the last of which are zeros. */

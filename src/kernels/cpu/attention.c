@@ -257,7 +257,8 @@ static status sm_head(struct cpu *cpu, const struct op_call *call, const struct 
         if (call->evaluate)
             memcpy(d, p, (size_t)head->n * sizeof *d);
         else
-            dropout_floats(&place, head->n, call->attr->probability, p, d);
+            dropout_floats(&place, head->n, dropout_threshold(call->attr->probability),
+                           dropout_scale(call->attr->probability), p, d);
         matrix_written(&call->out[0], head, j, p);
         matrix_written(&call->out[1], head, j, d);
     }
@@ -281,7 +282,8 @@ static status bs_head(struct cpu *cpu, const struct op_call *call, const struct 
         float *dx = matrix_write(&call->out[0], head, j, buffer);
         struct dropout_place place = query_place(head, j);
         if (!call->evaluate) {
-            dropout_floats(&place, head->n, call->attr->probability, dd, dx);
+            dropout_floats(&place, head->n, dropout_threshold(call->attr->probability),
+                           dropout_scale(call->attr->probability), dd, dx);
             dd = dx;
         }
         softmax_gradient(p, dd, call->attr->scale, head->n, dx);

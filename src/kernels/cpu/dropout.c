@@ -105,12 +105,13 @@ void dropout_mask(const struct dropout_place *place, int64_t count, int threshol
     }
 }
 
-void dropout_floats(const struct dropout_place *place, int64_t count, float probability, const float *x, float *y) {
+void dropout_floats(const struct dropout_place *place, int64_t count, int threshold, float scale, const float *x,
+                    float *y) {
     uint8_t bytes[MOST * BYTES];
     int64_t end = place->first + count, served;
     for (int64_t at = place->first; at < end; at += served, x += served, y += served) {
         const uint8_t *from = next_bytes(place, at, end, bytes, &served);
-        keep_floats(from, served, dropout_threshold(probability), dropout_scale(probability), x, y);
+        keep_floats(from, served, threshold, scale, x, y);
     }
 }
 

@@ -21,7 +21,8 @@ struct dropout_place {
 void dropout_mask(const struct dropout_place *place, int64_t count, int threshold, uint8_t *mask);
 /* y = mask ? scale x : 0. x and y may be the same. */
 void dropout_apply(const uint8_t *mask, int64_t count, float scale, const float *x, float *y);
-/* The same without a mask in memory. x and y may be the same. */
-void dropout_floats(const struct dropout_place *place, int64_t count, float probability, const float *x, float *y);
+/* Both without a mask in memory. x and y may be the same. */
+void dropout_floats(const struct dropout_place *place, int64_t count, int threshold, float scale, const float *x,
+                    float *y);
 
 #endif

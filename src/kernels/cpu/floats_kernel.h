@@ -8,27 +8,35 @@ typedef float NAME(vector) __attribute__((vector_size(VECTOR_BYTES)));
 typedef float NAME(unaligned) __attribute__((vector_size(VECTOR_BYTES), aligned(4), may_alias));
 enum { NAME(COLUMNS) = 2 * VECTOR_BYTES / 4 };
 
-static void NAME(multiply)(int64_t depth, const void *a_block, const void *b_panel, float *c, int64_t stride_c,
-                           bool add, const char *next) {
-    const float *a = a_block;
-    const NAME(vector) *b = b_panel;
-    const char *following = (const char *)(a + ROWS * A_STRIDE); /* the sliver after this one */
-    NAME(vector) left[ROWS], right[ROWS];                        /* in registers, as every loop over rows is unrolled */
+#define sliver NAME(sliver)
+
+/* c[ROWS][two vectors] = or += a b. Element (r, k) of a stands at a[r * a_row + k * a_step]. `next`: what to fetch
+ * meanwhile, with the sliver after this one, in steps of FETCH; NULL: nothing. */
+INLINE void sliver(int64_t depth, const float *a, int64_t a_row, int64_t a_step, const float *b, float *c,
+                   int64_t stride_c, bool add, const char *next) {
+    const NAME(unaligned) *panel = (const NAME(unaligned) *)b;
+    const char *following = (const char *)(a + ROWS * a_row);
+    const int64_t fetch = next ? FETCH : depth;
+    NAME(vector) left[ROWS], right[ROWS]; /* in registers, as every loop over rows is unrolled */
 #pragma GCC unroll 16
     for (int r = 0; r < ROWS; r++) {
         left[r] = right[r] = (NAME(vector)){0};
-        __builtin_prefetch(c + r * stride_c, 1);
+        if (next)
+            __builtin_prefetch(c + r * stride_c, 1);
     }
-    for (int64_t k = 0; k < depth; k += FETCH, next += 64, following += 2 * 64) {
-        __builtin_prefetch(next, 0, 2);
-        __builtin_prefetch(following);
-        __builtin_prefetch(following + 64);
-        int64_t end = depth - k < FETCH ? depth - k : FETCH;
-        for (int64_t i = 0; i < end; i++, a++, b += 2)
+    for (int64_t k = 0; k < depth; k += fetch) {
+        if (next) {
+            __builtin_prefetch(next, 0, 2);
+            __builtin_prefetch(following);
+            __builtin_prefetch(following + 64);
+            next += 64, following += 2 * 64;
+        }
+        int64_t end = depth - k < fetch ? depth - k : fetch;
+        for (int64_t i = 0; i < end; i++, a += a_step, panel += 2)
 #pragma GCC unroll 16
             for (int r = 0; r < ROWS; r++) {
-                left[r] += a[r * A_STRIDE] * b[0];
-                right[r] += a[r * A_STRIDE] * b[1];
+                left[r] += a[r * a_row] * panel[0];
+                right[r] += a[r * a_row] * panel[1];
             }
     }
 #pragma GCC unroll 16
@@ -40,6 +48,23 @@ static void NAME(multiply)(int64_t depth, const void *a_block, const void *b_pan
         }
         to[0] = left[r];
         to[1] = right[r];
+    }
+}
+
+static void NAME(multiply)(int64_t depth, const void *a_block, const void *b_panel, float *c, int64_t stride_c,
+                           bool add, const char *next, struct interlude *interlude) {
+    (void)interlude;
+    sliver(depth, a_block, A_STRIDE, 1, b_panel, c, stride_c, add, next);
+}
+
+static void NAME(multiply_rows)(const struct rows_product *p) {
+    for (int64_t first = 0; first < p->k; first += ROWS_DEPTH) {
+        const int64_t depth = p->k - first < ROWS_DEPTH ? p->k - first : ROWS_DEPTH;
+        const float *a = (const float *)p->a + first * p->a_step, *b = (const float *)p->b + first * NAME(COLUMNS);
+        for (int64_t column = 0; column < p->n; column += NAME(COLUMNS))
+            for (int64_t row = 0; row < p->m; row += ROWS)
+                sliver(depth, a + row * p->a_row, p->a_row, p->a_step, b + column * p->k,
+                       p->c + row * p->c_row + column, p->c_row, p->add || first > 0, NULL);
     }
 }
 
@@ -60,7 +85,9 @@ const struct kernel NAME(kernel) = {.rows = ROWS,
                                     .fetched = DEPTH / FETCH * 64,
                                     .pack_a = NAME(pack_a),
                                     .pack_b = NAME(pack_b),
-                                    .multiply = NAME(multiply)};
+                                    .multiply = NAME(multiply),
+                                    .multiply_rows = NAME(multiply_rows)};
+#undef sliver
 #undef NAME
 #undef VECTOR_BYTES
 #undef ROWS

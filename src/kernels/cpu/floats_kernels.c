@@ -5,6 +5,7 @@
 
 enum {
     DEPTH = 384,
+    ROWS_DEPTH = 256, /* of small products: so much of a panel stays in the first-level cache */
     BLOCK_ROWS = 96,
     FETCH = 4,            /* steps of k for which one cache line is asked for */
     A_STRIDE = DEPTH + 16 /* rows a power of two apart would meet in the same few cache sets */

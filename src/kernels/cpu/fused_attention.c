@@ -9,22 +9,24 @@
 #include <math.h>
 #include <string.h>
 
-#include "kernels/cpu/heads.h"
+#include "kernels/cpu/fused_attention.h"
 #include "kernels/cpu/panels.h"
 #include "kernels/cpu/vector.h"
 
-enum { BLOCK = 4 * SLIVER, AHEAD = 8 };
+enum { BLOCK = 4 * SLIVER };
 
-static status heads_to_rows(struct cpu *cpu, const struct op_call *call, head_kernel kernel) {
-    TRY(each_head(cpu, call, kernel));
+/* Operands are of one dtype. */
+static status heads_to_rows(struct cpu *cpu, const struct op_call *call, head_kernel floats, head_kernel tiles) {
+    bool is_native = call->in[0].dtype == BF16 && rows_kernel(BF16);
+    TRY(each_head(cpu, call, is_native ? tiles : floats));
     for (int i = 0; i < op_info(call->op)->outputs; i++)
         cpu_zero_tail(&call->out[i]);
     return OK;
 }
 
-/* --- a head's rows of a [t,i] tensor: short pieces far apart, which processors do not foresee --- */
+/* --- a head's rows of a [t,i] tensor --- */
 
-static void foresee(const struct operand *operand, const struct head *head, int64_t row) {
+void foresee(const struct operand *operand, const struct head *head, int64_t row) {
     int64_t size = (int64_t)dtype_size(operand->dtype);
     const char *from =
         (const char *)operand->data + (row_offset(operand, head->row + row) + head->number * head->p) * size;
@@ -41,12 +43,11 @@ static void read_rows(const struct operand *operand, const struct head *head, fl
     }
 }
 
-/* Rows [first, first + count) of the head, from rows of whole panels. */
-static void write_rows(const struct operand *operand, const struct head *head, int64_t first, int64_t count,
-                       const float *from) {
+void write_rows(const struct operand *operand, const struct head *head, int64_t first, int64_t count, const float *from,
+                int64_t stride) {
     for (int64_t r = 0; r < count; r++) {
         int64_t at = row_offset(operand, head->row + first + r) + head->number * head->p;
-        floats_write(operand->data, operand->dtype, at, head->p, from + r * panel_columns(head->p));
+        floats_write(operand->data, operand->dtype, at, head->p, from + r * stride);
     }
 }
 
@@ -58,10 +59,9 @@ static int64_t scores_row(const struct head *head) { return panel_columns(sliver
 /* Of [n,p], with what products read or write beyond; of panels of it or of its transpose, too. */
 static int64_t rows_size(const struct head *head) { return scores_row(head) * panel_columns(head->p); }
 
-/* Hands out pieces of one scratch. */
-static float *take(float **rest, int64_t count) {
+float *take(float **rest, int64_t count) {
     float *piece = *rest;
-    *rest += panel_columns(count);
+    *rest += (count + 15) / 16 * 16;
     return piece;
 }
 
@@ -72,15 +72,13 @@ static void clear_gap(const struct head *head, int64_t rows, float *scores) {
         memset(scores + r * stride + written, 0, (size_t)gap * sizeof *scores);
 }
 
-static float *lse_of(const struct op_call *call, const struct operand *operand, const struct head *head,
-                     int64_t query) {
+float *lse_of(const struct op_call *call, const struct operand *operand, const struct head *head, int64_t query) {
     return (float *)operand->data + (head->row + query) * call->heads + head->number;
 }
 
 /* --- forward --- */
 
-/* Scores become e^(scaled score - the largest one): the probabilities but for a factor. Returns it. */
-static PER_ISA(float, softmax_row, (float *s, int64_t n, float scale, float *lse), (s, n, scale, lse)) {
+PER_ISA(float, softmax_row, (float *s, int64_t n, float scale, float *lse), (s, n, scale, lse)) {
     float most = vector_max(s, n);
     for (int64_t k = 0; k < n; k++)
         s[k] = vector_exp(scale * (s[k] - most));
@@ -89,7 +87,7 @@ static PER_ISA(float, softmax_row, (float *s, int64_t n, float scale, float *lse
     return 1 / sum;
 }
 
-static PER_ISA(void, scale_row, (float *y, int64_t n, float factor), (y, n, factor)) {
+PER_ISA(void, scale_row, (float *y, int64_t n, float factor), (y, n, factor)) {
     for (int64_t i = 0; i < n; i++)
         y[i] *= factor;
 }
@@ -118,18 +116,18 @@ static void forward_block(const struct op_call *call, const struct head *head, c
                           int64_t first, int64_t rows) {
     int64_t n = head->n, p = head->p, wide = panel_columns(p), stride = scores_row(head);
     float inverse[BLOCK];
-    panel_product(&(struct panel_product){rows, n, p, data->q + first * p, p, 1, data->k, data->scores, stride, false});
+    panel_product(&(struct rows_product){rows, n, p, data->q + first * p, p, 1, data->k, data->scores, stride, false});
     for (int64_t r = 0; r < rows; r++) {
         float *row = data->scores + r * stride;
         struct dropout_place place = query_place(head, first + r);
         inverse[r] = softmax_row(row, n, call->attr->scale, lse_of(call, &call->out[1], head, first + r));
         if (head->probability > 0)
-            dropout_floats(&place, n, head->probability, row, row);
+            dropout_floats(&place, n, dropout_threshold(head->probability), dropout_scale(head->probability), row, row);
     }
-    panel_product(&(struct panel_product){rows, p, n, data->scores, stride, 1, data->v, data->y, wide, false});
+    panel_product(&(struct rows_product){rows, p, n, data->scores, stride, 1, data->v, data->y, wide, false});
     for (int64_t r = 0; r < rows; r++)
         scale_row(data->y + r * wide, p, inverse[r]);
-    write_rows(&call->out[0], head, first, rows, data->y);
+    write_rows(&call->out[0], head, first, rows, data->y, wide);
 }
 
 static status forward(struct cpu *cpu, const struct op_call *call, const struct head *head) {
@@ -139,7 +137,9 @@ static status forward(struct cpu *cpu, const struct op_call *call, const struct 
     return OK;
 }
 
-status cpu_attention(struct cpu *cpu, const struct op_call *call) { return heads_to_rows(cpu, call, forward); }
+status cpu_attention(struct cpu *cpu, const struct op_call *call) {
+    return heads_to_rows(cpu, call, forward, tile_attention);
+}
 
 /* --- backward --- */
 
@@ -197,49 +197,51 @@ static struct backward_data backward_data(struct cpu *cpu, const struct op_call 
     return data;
 }
 
-/* Rows of scores and of dy v^T become what is multiplied next: probabilities after dropout, and gradients of scores. */
-static void backward_rows(const struct op_call *call, const struct head *head, const struct backward_data *data,
-                          int64_t first, int64_t rows) {
-    int64_t n = head->n, stride = scores_row(head);
-    float kept_scale = head->probability > 0 ? dropout_scale(head->probability) : 1;
+float kept_scale(const struct head *head) { return head->probability > 0 ? dropout_scale(head->probability) : 1; }
+
+void backward_rows(const struct op_call *call, const struct head *head, int64_t first, int64_t rows, float *scores,
+                   float *gradients, int64_t stride, float kept, uint8_t *mask) {
+    int64_t n = head->n;
     for (int64_t r = 0; r < rows; r++) {
-        float *p = data->scores + r * stride, *dp = data->gradients + r * stride;
+        float *p = scores + r * stride, *dp = gradients + r * stride;
         struct dropout_place place = query_place(head, first + r);
         probabilities_row(p, n, call->attr->scale, *lse_of(call, &call->in[5], head, first + r));
         if (head->probability > 0) {
-            dropout_mask(&place, n, dropout_threshold(head->probability), data->mask);
-            dropout_apply(data->mask, n, kept_scale, dp, dp);
+            dropout_mask(&place, n, dropout_threshold(head->probability), mask);
+            dropout_apply(mask, n, kept_scale(head), dp, dp);
         }
-        scores_gradient_row(p, dp, data->mask, n, call->attr->scale, kept_scale);
+        scores_gradient_row(p, dp, mask, n, call->attr->scale, kept);
     }
-    clear_gap(head, rows, data->scores);
-    clear_gap(head, rows, data->gradients);
 }
 
 static void backward_block(const struct op_call *call, const struct head *head, const struct backward_data *data,
                            int64_t first, int64_t rows) {
     int64_t n = head->n, p = head->p, wide = panel_columns(p), stride = scores_row(head);
     const float *q = data->q + first * p, *dy = data->dy + first * p;
-    panel_product(&(struct panel_product){rows, n, p, q, p, 1, data->k_across, data->scores, stride, false});
-    panel_product(&(struct panel_product){rows, n, p, dy, p, 1, data->v_across, data->gradients, stride, false});
-    backward_rows(call, head, data, first, rows);
+    panel_product(&(struct rows_product){rows, n, p, q, p, 1, data->k_across, data->scores, stride, false});
+    panel_product(&(struct rows_product){rows, n, p, dy, p, 1, data->v_across, data->gradients, stride, false});
+    backward_rows(call, head, first, rows, data->scores, data->gradients, stride, kept_scale(head), data->mask);
+    clear_gap(head, rows, data->scores);
+    clear_gap(head, rows, data->gradients);
     panels_of(q, rows, p, data->q_down);
     panels_of(dy, rows, p, data->dy_down);
     panel_product(
-        &(struct panel_product){n, p, rows, data->scores, 1, stride, data->dy_down, data->dv, wide, first > 0});
+        &(struct rows_product){n, p, rows, data->scores, 1, stride, data->dy_down, data->dv, wide, first > 0});
     panel_product(
-        &(struct panel_product){n, p, rows, data->gradients, 1, stride, data->q_down, data->dk, wide, first > 0});
-    panel_product(&(struct panel_product){rows, p, n, data->gradients, stride, 1, data->k_down, data->dq, wide, false});
-    write_rows(&call->out[0], head, first, rows, data->dq);
+        &(struct rows_product){n, p, rows, data->gradients, 1, stride, data->q_down, data->dk, wide, first > 0});
+    panel_product(&(struct rows_product){rows, p, n, data->gradients, stride, 1, data->k_down, data->dq, wide, false});
+    write_rows(&call->out[0], head, first, rows, data->dq, wide);
 }
 
 static status backward(struct cpu *cpu, const struct op_call *call, const struct head *head) {
     struct backward_data data = backward_data(cpu, call, head);
     for (int64_t first = 0; first < head->n; first += BLOCK)
         backward_block(call, head, &data, first, head->n - first < BLOCK ? head->n - first : BLOCK);
-    write_rows(&call->out[1], head, 0, head->n, data.dk);
-    write_rows(&call->out[2], head, 0, head->n, data.dv);
+    write_rows(&call->out[1], head, 0, head->n, data.dk, panel_columns(head->p));
+    write_rows(&call->out[2], head, 0, head->n, data.dv, panel_columns(head->p));
     return OK;
 }
 
-status cpu_attention_dx(struct cpu *cpu, const struct op_call *call) { return heads_to_rows(cpu, call, backward); }
+status cpu_attention_dx(struct cpu *cpu, const struct op_call *call) {
+    return heads_to_rows(cpu, call, backward, tile_attention_dx);
+}

@@ -17,7 +17,7 @@ static const float *drop_row(const struct op_call *call, int64_t row, int64_t n,
     int64_t sequence = ragged->token_sequence[row], position = row - ragged->starts[sequence];
     struct dropout_place place = {call->seed, call->attr->site, ragged->sequence_numbers[sequence],
                                   position * call->hidden};
-    dropout_floats(&place, n, probability, x, y);
+    dropout_floats(&place, n, dropout_threshold(probability), dropout_scale(probability), x, y);
     return y;
 }
 

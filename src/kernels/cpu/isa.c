@@ -99,4 +99,8 @@ const struct kernel *products_kernel(enum dtype a, enum dtype b) {
     return a == BF16 && b == BF16 && in_use->bf16 ? in_use->bf16 : in_use->f32;
 }
 
+const struct kernel *rows_kernel(enum dtype dtype) {
+    return dtype == F32 ? in_use->f32 : dtype == BF16 ? in_use->bf16 : NULL;
+}
+
 const char *products_name(void) { return by_library ? "library" : in_use->name; }

@@ -90,7 +90,7 @@ static void pack_shared(void *ctx, int64_t begin, int64_t end) {
 static void multiply_edge(const struct kernel *kernel, int64_t depth, const void *a, const void *b, float *c,
                           int64_t stride_c, int64_t rows, int64_t columns, bool add) {
     float whole[MOST_C];
-    kernel->multiply(depth, a, b, whole, kernel->columns, false, a);
+    kernel->multiply(depth, a, b, whole, kernel->columns, false, a, NULL);
     for (int64_t r = 0; r < rows; r++)
         for (int64_t j = 0; j < columns; j++)
             c[r * stride_c + j] = (add ? c[r * stride_c + j] : 0) + whole[r * kernel->columns + j];
@@ -99,7 +99,7 @@ static void multiply_edge(const struct kernel *kernel, int64_t depth, const void
 /* One block of a times the panels of the same k. A panel stays in the first-level cache while the slivers of a pass by;
  * these fetch the next panel, then the next block of a. `roomy`: c has room for whole slivers and panels. */
 static void multiply_block(const struct kernel *kernel, int64_t depth, const char *a, const char *b,
-                           const struct tile *tile, bool add, bool roomy) {
+                           const struct tile *tile, bool add, bool roomy, struct interlude *interlude) {
     int64_t sliver = kernel->a_block / kernel->block_rows * kernel->rows;
     const char *next_a = a + kernel->a_block;
     for (int64_t column = 0; column < tile->columns; column += kernel->columns, b += kernel->b_panel) {
@@ -109,7 +109,7 @@ static void multiply_block(const struct kernel *kernel, int64_t depth, const cha
             int64_t rows = tile->rows - row, columns = tile->columns - column;
             const char **next = next_b < b + 2 * kernel->b_panel ? &next_b : &next_a;
             if (roomy || (rows >= kernel->rows && columns >= kernel->columns))
-                kernel->multiply(depth, from, b, c, tile->stride, add, *next);
+                kernel->multiply(depth, from, b, c, tile->stride, add, *next, interlude);
             else
                 multiply_edge(kernel, depth, from, b, c, tile->stride, least(rows, kernel->rows),
                               least(columns, kernel->columns), add);
@@ -118,8 +118,46 @@ static void multiply_block(const struct kernel *kernel, int64_t depth, const cha
     }
 }
 
+/* What a thread has under way: the tile before, whose epilogue goes on while the next one is made in the other half. */
+struct work {
+    struct interlude interlude; /* first: its `row` is given this one */
+    const struct tile_job *job;
+    struct tile before;
+    float *values[2]; /* [block_rows, columns of a tile] each */
+};
+
+static void run_row(struct interlude *interlude) {
+    const struct work *work = (const struct work *)interlude;
+    const struct tile *before = &work->before;
+    int64_t row = before->rows - interlude->left;
+    struct tile tile = *before;
+    tile.row += row, tile.values += row * before->stride, tile.rows = 1;
+    work->job->epilogue(work->job, &tile);
+}
+
+static void finish(struct work *work) {
+    for (; work->interlude.left > 0; work->interlude.left--)
+        run_row(&work->interlude);
+}
+
+/* The epilogue of a tile: now, or row by row with the products of the next one. */
+static void put_off(const struct nest *nest, struct work *work, const struct tile *tile) {
+    const struct kernel *kernel = nest->kernel;
+    if (!kernel->step_depth) {
+        work->job->epilogue(work->job, tile);
+        return;
+    }
+    finish(work);
+    int64_t squares = cuts(tile->rows, kernel->rows) * cuts(tile->columns, kernel->columns),
+            steps = squares * nest->all_k * cuts(least(nest->depth, kernel->depth), kernel->step_depth);
+    work->before = *tile;
+    work->interlude = (struct interlude){.row = run_row, .left = tile->rows, .every = steps / tile->rows};
+    float *made = work->values[0];
+    work->values[0] = work->values[1], work->values[1] = made;
+}
+
 static void run_tile(const struct nest *nest, int64_t row_tile, int64_t column_tile, const char *a, const char *b,
-                     float *values) {
+                     struct work *work) {
     const struct tile_job *job = nest->job;
     struct tile tile = {.part = (int)(column_tile / nest->column_blocks),
                         .row = first_row(nest, row_tile),
@@ -127,7 +165,7 @@ static void run_tile(const struct nest *nest, int64_t row_tile, int64_t column_t
                         .column = first_column(nest, column_tile),
                         .columns = columns_of(nest, column_tile),
                         .stride = cuts(nest->column_step, nest->kernel->columns) * nest->kernel->columns,
-                        .values = values};
+                        .values = work->values[0]};
     if (!job->epilogue) {
         tile.stride = job->call->out[tile.part].stride;
         tile.values = (float *)job->call->out[tile.part].data + tile.row * tile.stride + tile.column;
@@ -135,21 +173,22 @@ static void run_tile(const struct nest *nest, int64_t row_tile, int64_t column_t
     for (int64_t block = 0; block < nest->all_k; block++)
         multiply_block(nest->kernel, depth_of(nest, block % nest->k_blocks), a + block * packed_bytes(nest, true),
                        b + block * packed_bytes(nest, false), &tile,
-                       block > 0 || nest->k > 0 || (job->add && !job->epilogue), job->epilogue);
+                       block > 0 || nest->k > 0 || (job->add && !job->epilogue), job->epilogue,
+                       nest->kernel->step_depth ? &work->interlude : NULL);
     if (job->epilogue)
-        job->epilogue(job, &tile);
+        put_off(nest, work, &tile);
 }
 
 /* --- the work of a thread --- */
 
-static void run_task(const struct nest *nest, int64_t drawn, int64_t group, const char *own, float *values) {
+static void run_task(const struct nest *nest, int64_t drawn, int64_t group, const char *own, struct work *work) {
     int64_t shared = nest->draw_rows ? nest->column_tiles : nest->row_tiles;
     int64_t bytes = nest->all_k * packed_bytes(nest, !nest->draw_rows);
     for (int64_t i = group * shared / nest->groups; i < (group + 1) * shared / nest->groups; i++)
         if (nest->draw_rows)
-            run_tile(nest, drawn, i, own, nest->shared + i * bytes, values);
+            run_tile(nest, drawn, i, own, nest->shared + i * bytes, work);
         else
-            run_tile(nest, i, drawn, nest->shared + i * bytes, own, values);
+            run_tile(nest, i, drawn, nest->shared + i * bytes, own, work);
 }
 
 static void run_tasks(void *ctx, int64_t begin, int64_t end) {
@@ -160,7 +199,8 @@ static void run_tasks(void *ctx, int64_t begin, int64_t end) {
     int64_t packed = -1, bytes = packed_bytes(nest, nest->draw_rows);
     char *own = aligned(cpu_scratch(cpu, 0, floats_of(nest->all_k * bytes)));
     int64_t tile_floats = kernel->block_rows * cuts(nest->column_step, kernel->columns) * kernel->columns;
-    float *values = aligned(cpu_scratch(cpu, 1, tile_floats + LINE));
+    float *values = aligned(cpu_scratch(cpu, 1, 2 * tile_floats + LINE));
+    struct work work = {.job = nest->job, .values = {values, values + tile_floats}};
     if (kernel->begin)
         kernel->begin();
     for (int64_t task; (task = atomic_fetch_add(&nest->next, 1)) < nest->tasks;) {
@@ -168,8 +208,9 @@ static void run_tasks(void *ctx, int64_t begin, int64_t end) {
         for (int64_t block = 0; block < nest->all_k && drawn != packed; block++)
             pack(nest, nest->draw_rows, drawn, block, own + block * bytes, group == 0);
         packed = drawn;
-        run_task(nest, drawn, group, own, values);
+        run_task(nest, drawn, group, own, &work);
     }
+    finish(&work);
     if (kernel->end)
         kernel->end();
 }
@@ -264,7 +305,7 @@ static void run_small(void *ctx, int64_t begin, int64_t end) {
                                     .values = small->c + row * p->stride_c + column};
                 piece = (struct piece){column, tile.columns, k, depth};
                 kernel->pack_b(&small->b, &piece, b);
-                multiply_block(kernel, depth, a, b, &tile, p->add || k > 0, false);
+                multiply_block(kernel, depth, a, b, &tile, p->add || k > 0, false, NULL);
             }
         }
 }

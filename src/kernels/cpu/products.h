@@ -20,6 +20,38 @@ struct piece {
     int64_t line, lines, k, depth;
 };
 
+/* A product of small matrices in the cache, by one thread: c[m,n] = a b, or added to.
+ *
+ * Floats: element (i, l) of a stands at a[i * a_row + l * a_step], so that a may be transposed. b stands in panels of
+ * the kernel's columns: [n/columns][k][columns], the last one filled up with zeros. a and c must have room for whole
+ * slivers of rows, and c for whole panels of columns: what stands there afterwards says nothing.
+ * bf16: a_step is 1; b stands in pairs of k, [n/16][k/2][16][2]; m, n and k are multiples of ROWS_PRODUCT. */
+enum { ROWS_PRODUCT = 32 };
+struct rows_product {
+    int64_t m, n, k;
+    const void *a;
+    int64_t a_row, a_step;
+    const void *b;
+    float *c;
+    int64_t c_row;
+    bool add;
+};
+
+/* The epilogue of a finished tile, which a kernel whose unit is not that of vectors works off between its instructions:
+ * a row at every `every`th step of k. */
+struct interlude {
+    void (*row)(struct interlude *interlude);
+    int64_t left, every, wait; /* rows; steps; until the next row */
+};
+
+static inline void interlude_step(struct interlude *interlude) {
+    if (interlude && interlude->left > 0 && --interlude->wait < 0) {
+        interlude->row(interlude);
+        interlude->wait = interlude->every - 1;
+        interlude->left--;
+    }
+}
+
 /* How an instruction set multiplies. Operands are packed first, each block in one piece of memory: of a [block_rows,
  * depth], whatever its order inside, but slivers of `rows` rows follow each other; of b panels [depth, columns]. What
  * is missing of a sliver or a panel is packed as zeros. */
@@ -32,9 +64,12 @@ struct kernel {
     /* sums, where not NULL: [lines] sums over k of the piece */
     void (*pack_a)(const struct matrix *a, const struct piece *piece, void *block, float *sums);
     void (*pack_b)(const struct matrix *b, const struct piece *piece, void *panels);
-    /* c[rows, columns] = a b (+ c), and fetches into the second-level cache what will be wanted next */
+    /* c[rows, columns] = a b (+ c), and fetches into the second-level cache what will be wanted next. The interlude is
+     * NULL where step_depth is 0. */
     void (*multiply)(int64_t depth, const void *a, const void *b, float *c, int64_t stride_c, bool add,
-                     const char *next);
+                     const char *next, struct interlude *interlude);
+    int step_depth; /* k of a step of interludes; 0: it makes none */
+    void (*multiply_rows)(const struct rows_product *product);
     void (*begin)(void), (*end)(void); /* around the work of a thread; NULL: nothing to do */
 };
 
@@ -44,6 +79,9 @@ const char *products_name(void); /* "avx2", or "library" */
 
 /* What multiplies operands of these dtypes; NULL: the library. */
 const struct kernel *products_kernel(enum dtype a, enum dtype b);
+
+/* What multiplies small matrices of this dtype: always our own. NULL: they are multiplied as floats. */
+const struct kernel *rows_kernel(enum dtype dtype);
 
 /* Every tile of the job, on all threads. */
 status products_run(const struct kernel *kernel, const struct tile_job *job);
