@@ -157,7 +157,8 @@ static status reach(struct backend *backend, int mark) {
 static double seconds_between(struct backend *backend, int from, int to) {
     const cudaEvent_t *marks = ((struct cuda *)backend)->marks;
     float milliseconds = 0;
-    cudaEventElapsedTime(&milliseconds, marks[from], marks[to]);
+    if (cudaEventElapsedTime(&milliseconds, marks[from], marks[to]) != cudaSuccess)
+        cudaGetLastError(); /* or the next launch would find it */
     return 1e-3 * milliseconds;
 }
 
@@ -182,14 +183,12 @@ enum { ROUNDS = 5 };
 static double seconds_of_run(struct cuda *cuda, status (*work)(struct cuda *cuda, void *ctx), void *ctx,
                              cudaEvent_t began, cudaEvent_t ended) {
     float milliseconds = 0;
-    cudaEventRecord(began, cuda->stream);
-    if (work(cuda, ctx) != OK)
-        return 0;
-    cudaEventRecord(ended, cuda->stream);
-    if (cudaEventSynchronize(ended) != cudaSuccess)
-        return 0;
-    cudaEventElapsedTime(&milliseconds, began, ended);
-    return 1e-3 * milliseconds;
+    bool done = cudaEventRecord(began, cuda->stream) == cudaSuccess && work(cuda, ctx) == OK &&
+                cudaEventRecord(ended, cuda->stream) == cudaSuccess && cudaEventSynchronize(ended) == cudaSuccess &&
+                cudaEventElapsedTime(&milliseconds, began, ended) == cudaSuccess;
+    if (!done)
+        cudaGetLastError(); /* or the next launch would find it */
+    return done ? 1e-3 * milliseconds : 0;
 }
 
 double cuda_time(struct cuda *cuda, status (*work)(struct cuda *cuda, void *ctx), void *ctx, int rounds) {
