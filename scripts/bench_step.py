@@ -6,9 +6,9 @@ bench_step.py BERTH [CASE...]       in turn on this processor; prints "step NAME
 bench_step.py --rates [CASE...]     the peer alone, on the GPU; prints "peer NAME MODE seq_per_s version" for each mode that runs
 bench_step.py --pretrain FOLDER     BERTH and the peer pretrain from the same weights on the same batches; the curves go to FOLDER
 
-A case is SIZE-LENGTH-PRECISION[-THREADS][@BATCH]. The peer is transformers' BertForPreTraining with the MLM head on masked rows only, dropout
+A case is SIZE-LENGTH[r]-PRECISION[-THREADS][@BATCH]. The peer is transformers' BertForPreTraining with the MLM head on masked rows only, dropout
 0.1, AdamW (fused where it is), on sequences of full length; its modes are eager attention, SDPA, and torch.compile of SDPA, as far as
-that PyTorch and this machine have them. --python is a Python that imports torch and transformers (default: this one)."""
+that PyTorch and this machine have them. With r, the sequences of a batch have lengths evenly spread up to LENGTH, and the peer pads them. --python is a Python that imports torch and transformers (default: this one)."""
 import argparse
 import json
 import os
@@ -33,9 +33,16 @@ class Case:
         self.name, self.device = name, device
         words, _, batch = name.partition("@")
         size, length, self.precision, *threads = words.split("-")
-        self.shape, self.length = SIZES[size], int(length)
+        self.shape, self.length, self.ragged = SIZES[size], int(length.rstrip("r")), length.endswith("r")
         self.threads = int(threads[0]) if threads else len(os.sched_getaffinity(0))
         self.batch = int(batch) if batch else self.shape["batch"] * 128 // self.length or 1
+
+    def lengths(self):
+        """Of a batch's sequences."""
+        return [self.length * (n + 1) // self.batch if self.ragged else self.length for n in range(self.batch)]
+
+    def masked(self):
+        return [round(0.15 * n) for n in self.lengths()]
 
 
 # --- the peer ---
@@ -94,12 +101,13 @@ class Stepper:
 def random_batch(case):
     import torch
 
-    masked = round(0.15 * case.length)
     ids = torch.randint(5, VOCABULARY, (case.batch, case.length))
-    rows = torch.stack([torch.randperm(case.length)[:masked].sort()[0] + n * case.length for n in range(case.batch)]).flatten()
-    labels, nsp = torch.randint(5, VOCABULARY, (case.batch * masked,)), torch.randint(0, 2, (case.batch,))
-    # no attention mask: sequences are of full length, and kernels without a mask are the faster ones
-    return [None if t is None else t.to(case.device) for t in (ids, None, torch.zeros_like(ids), rows, labels, nsp)]
+    rows = torch.cat([torch.randperm(length)[:masked].sort()[0] + n * case.length
+                      for n, (length, masked) in enumerate(zip(case.lengths(), case.masked()))])
+    labels, nsp = torch.randint(5, VOCABULARY, (len(rows),)), torch.randint(0, 2, (case.batch,))
+    # no attention mask where sequences are of full length: kernels without one are the faster ones
+    mask = (torch.arange(case.length)[None] < torch.tensor(case.lengths())[:, None]).long() if case.ragged else None
+    return [None if t is None else t.to(case.device) for t in (ids, mask, torch.zeros_like(ids), rows, labels, nsp)]
 
 
 def peer_main(name, device, mode):
@@ -157,30 +165,36 @@ def run_berth(berth, folder, case, shards):
     result = subprocess.run([berth, "train", f"{folder}/bench.ini", f"checkpoint.dir={run}"], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
     if result.returncode:
         sys.exit(f"berth train ended with {result.returncode}: {result.stderr.strip()}")
-    rates = [json.loads(line)["sequences_per_s"] for line in open(f"{run}/metrics.jsonl")]
+    # steps hold the batches' sequences in another order: by tokens, those of other lengths count as what they are
+    rates = [json.loads(line)["tokens_per_s"] / statistics.mean(case.lengths()) for line in open(f"{run}/metrics.jsonl")]
     return statistics.median(rates[WARM_UP["cpu"]:])
 
 
-def make_shards(path, length):
-    """Random sequences of full length, in NVIDIA's form, written by h5py."""
+def make_shards(path, case):
+    """Random sequences in NVIDIA's form, written by h5py: batch after batch of the case's lengths."""
     import h5py
     import numpy
 
-    draw, rows, masked = numpy.random.default_rng(1), 512, round(0.15 * length)
+    draw, rows, most = numpy.random.default_rng(1), case.batch * STEPS["cpu"], max(case.masked())
+    lengths, masked = (numpy.array(values * STEPS["cpu"]) for values in (case.lengths(), case.masked()))
+    there = numpy.arange(case.length)[None] < lengths[:, None]
+    positions, labels = numpy.zeros((rows, most), "i4"), numpy.zeros((rows, most), "i4")
+    for row in range(rows):
+        positions[row, :masked[row]] = 1 + numpy.sort(draw.permutation(lengths[row] - 1)[:masked[row]])
+        labels[row, :masked[row]] = draw.integers(5, VOCABULARY, masked[row])
     with h5py.File(path, "w") as file:
-        file["input_ids"] = draw.integers(5, VOCABULARY, (rows, length), "i4")
-        file["input_mask"] = numpy.ones((rows, length), "i1")
-        file["segment_ids"] = numpy.zeros((rows, length), "i1")
-        file["masked_lm_positions"] = (1 + numpy.sort(numpy.argsort(draw.random((rows, length - 1)), axis=1)[:, :masked], axis=1)).astype("i4")
-        file["masked_lm_ids"] = draw.integers(5, VOCABULARY, (rows, masked), "i4")
+        file["input_ids"] = draw.integers(5, VOCABULARY, there.shape, "i4") * there
+        file["input_mask"] = there.astype("i1")
+        file["segment_ids"] = numpy.zeros(there.shape, "i1")
+        file["masked_lm_positions"] = positions
+        file["masked_lm_ids"] = labels
         file["next_sentence_labels"] = draw.integers(0, 2, rows, "i1")
 
 
 def compare(name, options, folder):
     case = Case(name, "cpu")
-    shards = f"{folder}/{case.length}.hdf5"
-    if not os.path.exists(shards):
-        make_shards(shards, case.length)
+    shards = f"{folder}/{name}.hdf5"
+    make_shards(shards, case)
     best, best_mode, version = 0, None, ""
     for mode in MODES:
         rate, said = run_peer(options.python, case, mode)
@@ -358,7 +372,7 @@ def main():
     else:
         options.berth = options.words[0]
         with tempfile.TemporaryDirectory() as folder:
-            for name in options.words[1:] or ["mini-128-fp32", "mini-128-bf16", "base-128-fp32", "base-128-bf16", "base-512-fp32", "base-512-bf16"]:
+            for name in options.words[1:] or ["mini-128-fp32", "mini-128-bf16", "base-128-fp32", "base-128-bf16", "base-512-fp32", "base-512-bf16", "base-512r-bf16"]:
                 compare(name, options, folder)
 
 
