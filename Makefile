@@ -81,13 +81,12 @@ COMPILE_EMU = $(CXX) -x c++ -std=c++17 -DBERTH_EMU -Isrc -Itests/cudaemu -I$(CUD
 RACE_FLAGS = $(if $(filter race,$(EMU)),-fsanitize=thread -fno-omit-frame-pointer)
 CUDA_LIBS = -lstdc++
 else
-CUDA_LIBS = -L$(CUDA_HOME)/lib64 -Wl,-rpath,$(CUDA_HOME)/lib64 -lcudart_static -ldl -lrt -lstdc++
+CUDA_LIBS = -L$(CUDA_HOME)/lib64 -Wl,-rpath,$(CUDA_HOME)/lib64 $(if $(NCCL_HOME),-Wl$(,)-rpath$(,)$(NCCL_HOME)/lib) -lcudart_static -ldl -lrt -lstdc++
 endif
 
 # --- an archive a folder: what a test links is what its folder may see ---
 FOLDERS = cmd train data optim model dist kernels/cpu $(if $(HAVE_CUDA),kernels/cuda) graph config base
-SOURCES = $(filter-out $(if $(HAVE_MPI),,src/dist/mpi.c) $(if $(HAVE_NCCL),,src/dist/nccl.c),\
-    $(wildcard $(FOLDERS:%=src/%/*.c)))
+SOURCES = $(filter-out $(if $(HAVE_MPI),,src/dist/mpi.c),$(wildcard $(FOLDERS:%=src/%/*.c)))
 ARCHIVES = $(FOLDERS:%=$(BUILD)/lib/%.a)
 objects_of = $(patsubst src/%.c,$(BUILD)/obj/%.o,$(filter $(wildcard src/$(1)/*.c),$(SOURCES))) \
     $(if $(filter kernels/cuda,$(1)),$(CUDA_SOURCES:src/%.cu=$(BUILD)/obj/%.cu.o) $(EMU_OBJECTS))
@@ -117,7 +116,7 @@ $(BUILD)/features.mk: scripts/probe.sh $(BUILD)/probe.stamp
 include $(BUILD)/features.mk
 # nvcc's build and the emulator's
 ifdef HAVE_CUDA
-FEATURE_CFLAGS += -DBERTH_CUDA
+FEATURE_CFLAGS += -DBERTH_CUDA $(if $(HAVE_NCCL),-DBERTH_NCCL)
 endif
 $(call stamp,$(BUILD)/flags.stamp,$(COMPILE) $(LINK_FLAGS) $(if $(HAVE_CUDA),$(COMPILE_CUDA) $(COMPILE_EMU) $(RACE_FLAGS)))
 $(call stamp,$(BUILD)/version.stamp,$(VERSION) $(COMMIT))
@@ -145,6 +144,8 @@ $(BUILD)/obj/%.o: src/%.c $(BUILD)/flags.stamp
 	@mkdir -p $(@D)
 	$(COMPILE) -MMD -MP -c $< -o $@
 
+$(BUILD)/obj/dist/mpi.o: CPPFLAGS += $(MPI_CFLAGS)
+$(BUILD)/obj/dist/nccl.o: CPPFLAGS += $(NCCL_CFLAGS) $(if $(filter-out 0,$(EMU)),-DBERTH_EMU)
 $(BUILD)/obj/kernels/cuda/%.o: CPPFLAGS += -I$(CUDA_HOME)/include $(if $(filter-out 0,$(EMU)),-DBERTH_EMU)
 ifeq ($(EMU),0)
 $(BUILD)/obj/%.cu.o: src/%.cu $(BUILD)/flags.stamp
@@ -158,6 +159,7 @@ $(BUILD)/obj/%.cu.o: src/%.cu $(BUILD)/flags.stamp
 $(BUILD)/obj/cudaemu/%.o: tests/cudaemu/%.cpp $(BUILD)/flags.stamp
 	@mkdir -p $(@D)
 	$(COMPILE_EMU) -O2 -MMD -MP -c $< -o $@
+$(BUILD)/obj/cudaemu/nccl.o: COMPILE_EMU += $(NCCL_CFLAGS)
 # its own tests, whose kernels are compiled as all kernels are
 $(BUILD)/tests/cudaemu/test_%: tests/cudaemu/test_%.cpp $(EMU_OBJECTS) $(BUILD)/flags.stamp
 	@mkdir -p $(@D)
@@ -207,19 +209,27 @@ check-emulator: cuda-headers
 # the CUDA backend without a GPU: the emulator itself, the operator table and the optimizers in it and under its race checker,
 # and steps of training beside the CPU backend
 EMU_KERNEL_TESTS = tests/kernels/test_optable tests/optim/test_optim
+EMU_TRAIN_TESTS = tests/train/test_recording tests/train/test_nccl
 check-emu: all check-emulator
-	@$(MAKE) -s EMU=1 all $(EMU_KERNEL_TESTS:%=build/emu/%) build/emu/tests/train/test_recording build/emu/tests/train/test_network
+	@$(MAKE) -s EMU=1 all $(EMU_KERNEL_TESTS:%=build/emu/%) $(EMU_TRAIN_TESTS:%=build/emu/%) build/emu/tests/train/test_network
 	@$(MAKE) -s EMU=race $(EMU_KERNEL_TESTS:%=build/emurace/%)
-	@BERTH_TEST_DEVICE=cuda sh scripts/run_tests.sh $(EMU_KERNEL_TESTS:%=build/emu/%) build/emu/tests/train/test_recording \
+	@BERTH_TEST_DEVICE=cuda sh scripts/run_tests.sh $(EMU_KERNEL_TESTS:%=build/emu/%) $(EMU_TRAIN_TESTS:%=build/emu/%) \
 	    $(EMU_KERNEL_TESTS:%=build/emurace/%)
-	@BERTH_TEST_DEVICE=cuda BERTH_TEST_ONLY=test_fusion_in_16_bits sh scripts/run_tests.sh build/emu/tests/train/test_network
+	@for only in test_fusion_in_16_bits test_nothing_of_the_step_before; do \
+	    BERTH_TEST_DEVICE=cuda BERTH_TEST_ONLY=$$only sh scripts/run_tests.sh build/emu/tests/train/test_network || exit 1; done
 	@python3 tests/cudaemu/train_check.py $(PROGRAM) build/berth-emu
+	@python3 tests/train/check_ranks.py $(PROGRAM) build/berth-emu
 
-# a table of what ptxas made of the kernels, docs/results/kernels.md; fails where registers are spilled or the page is of others
-nvcc-check: all
+# a table of what ptxas made of the kernels, docs/results/kernels.md; fails where registers are spilled or the page is of others.
+# NCCL is loaded at run time: that its functions are there as its header has them shows where they are linked
+nvcc-check: all $(if $(HAVE_NCCL),$(BUILD)/nccl-linked)
 	@$(if $(HAVE_CUDA),,echo "nvcc-check: this build has no CUDA (make features)" >&2; exit 2)
 	@python3 scripts/kernel_table.py $(NVCC) docs/results/kernels.md $(CUDA_SOURCES:src/%.cu=$(BUILD)/obj/%.cu.log) >$(BUILD)/kernels.md; \
 	    code=$$?; cat $(BUILD)/kernels.md; exit $$code
+
+$(BUILD)/nccl-linked: src/dist/nccl.c $(BUILD)/lib/dist.a $(BUILD)/lib/base.a
+	@echo 'int main(void) { return 0; }' | $(COMPILE) -DBERTH_NCCL_LINKED $(NCCL_CFLAGS) -o $@ -x c - -x none $^ $(LINK_FLAGS) $(LIBS) $(NCCL_LIBS)
+	@echo "src/dist/nccl.c links against NCCL"
 
 install: all
 	install -d $(DESTDIR)$(PREFIX)/bin $(DESTDIR)$(PREFIX)/share/berth/configs

@@ -9,11 +9,15 @@ counts=build/counts
 mkdir -p build
 : >$counts
 
-# step TITLE COMMAND...: one thing that passes or fails
+# step TITLE COMMAND...: one thing that passes or fails, or says SKIPPED in its only line
 step() {
     title=$1
     shift
     if "$@" >build/step.log 2>&1; then
+        if [ "$(wc -l <build/step.log)" = 1 ] && grep -q '^SKIPPED: ' build/step.log; then
+            skip "$title: $(sed 's/^SKIPPED: //' build/step.log)"
+            return
+        fi
         echo "ok      $title"
         grep -i 'skip' build/step.log | sed 's/^/    /'
         echo "1 0 0" >>$counts
@@ -47,6 +51,7 @@ tests() {
 
 # shellcheck disable=SC2086
 need_packages $BUILD_PACKAGES $TEST_PACKAGES || exit 1
+need_packages $RANKS_PACKAGES
 need_packages $PARITY_PACKAGES
 step "build" make -j2
 if grep -q HAVE_CUDA build/release/features.mk; then
@@ -63,21 +68,24 @@ if [ "${CHECK_FAST:-0}" != 1 ]; then
     if [ -r "${CUDA_HOME:-/usr/local/cuda}/include/cuda_runtime.h" ]; then
         step "the CUDA emulator finds planted faults" make check-emulator
         export BERTH_TEST_DEVICE=cuda
-        only='test_optable\|test_optim\|test_recording' tests "CUDA backend in the emulator" EMU=1
+        only='test_optable\|test_optim\|test_recording\|test_nccl' tests "CUDA backend in the emulator" EMU=1
         only='test_optable\|test_optim' tests "CUDA kernels under the race checker" EMU=race
-        only='test_optable\|test_optim\|test_recording' \
+        only='test_optable\|test_optim\|test_recording\|test_nccl' \
             tests "CUDA backend under address and undefined-behaviour sanitizers" EMU=1 SANITIZE=1
         export BERTH_TEST_ONLY=test_fusion_in_16_bits # all of test_network would take five minutes
         only=test_network tests "levels of fusion in the emulator" EMU=1
+        BERTH_TEST_ONLY=test_nothing_of_the_step_before
+        only=test_network tests "shares without masks or sequences in the emulator" EMU=1
         unset BERTH_TEST_ONLY
         unset BERTH_TEST_DEVICE
         step "the program with the emulator" make emu
         step "tests/cudaemu/train_check.py" python3 tests/cudaemu/train_check.py build/berth build/berth-emu
+        step "tests/train/check_ranks.py in the emulator" python3 tests/train/check_ranks.py build/berth build/berth-emu
     else
         skip "CUDA kernels: CUDA's headers are not here (set CUDA_HOME)"
     fi
-    only='test_optable\|test_network\|test_reference\|test_shard_forms\|test_documents' \
-        tests "without optional libraries" BUILD=build/plain ONEDNN=0 DEFLATE=0 ZSTD=0 CUDA=0
+    only='test_optable\|test_network\|test_reference\|test_shard_forms\|test_documents\|test_comm' \
+        tests "without optional libraries" BUILD=build/plain ONEDNN=0 DEFLATE=0 ZSTD=0 MPI=0 CUDA=0
 fi
 
 # Python with PyTorch and transformers: Debian's torch, the rest from requirements.txt

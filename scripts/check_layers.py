@@ -41,7 +41,8 @@ C_AND_POSIX = set(
     "assert complex ctype errno float inttypes limits locale math setjmp signal stdalign stdarg stdatomic stdbool stddef stdint "
     "stdio stdlib stdnoreturn string tgmath time "
     "dirent dlfcn fcntl glob fnmatch poll pthread sched semaphore spawn strings syslog termios unistd "
-    "sys/file sys/ioctl sys/mman sys/resource sys/stat sys/syscall sys/time sys/types sys/wait sys/sysinfo".split())
+    "arpa/inet netdb netinet/in netinet/tcp "
+    "sys/file sys/ioctl sys/mman sys/resource sys/socket sys/stat sys/syscall sys/time sys/types sys/wait sys/sysinfo".split())
 CUDA_CPP = {"type_traits"}  # C++ headers; kernels/cuda only
 INTRINSICS = {"immintrin.h", "x86intrin.h", "arm_neon.h", "cpuid.h"}  # kernels/cpu only
 

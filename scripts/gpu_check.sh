@@ -4,7 +4,7 @@
 set -u
 cd "$(dirname "$0")/.." || exit 1
 SELF=scripts/gpu_check.sh
-PARTS="build operators sanitizer curve pretrain bench peer profile"
+PARTS="build operators sanitizer curve ranks pretrain bench peer profile"
 
 # name, minutes, what it does: every part once
 part_table() {
@@ -13,6 +13,7 @@ build     9  build/gpu by nvcc, for this machine's GPU
 operators 6  the operator table and the other tests that take a device, and the time of each operator at BERT-base's size
 sanitizer 9  compute-sanitizer (memcheck, racecheck, initcheck, synccheck) over all operators on small shapes
 curve     6  200 steps of a BERT-tiny on the device beside the CPU backend, in fp32 and in bf16
+ranks     6  the same steps on all GPUs of this machine, a process each by mpirun, beside one GPU
 pretrain  9  BERT-base at length 128 on real text beside PyTorch, from the same weights on the same batches: SHARDS= and VOCAB=, or TEXT=
 bench     9  training steps of BERT-base and BERT-large at 128 and 512, bf16
 peer      9  the same steps in PyTorch: eager, SDPA, torch.compile
@@ -43,7 +44,7 @@ Environment:
   PEER=PYTHON      a Python with torch and transformers, for --pretrain h5py too (default: build/peer's, else python3)
   SHARDS= VOCAB=   of --pretrain: training shards of length 128, and their vocabulary; or
   TEXT=FILE        text that they are made from (default build/quickstart/kjv.txt, which scripts/quickstart.sh makes)
-  EMU=1            the CUDA backend on the host (make emu): --build, --operators and --curve in a reduced form, to try this script
+  EMU=1            the CUDA backend on the host (make emu): --build, --operators, --curve and --ranks in a reduced form, to try this script
 END
 }
 
@@ -209,10 +210,11 @@ made_text() {
             print "" } }' >"$1/text.txt"
 }
 
-# make_shards FOLDER LENGTH PREDICTIONS: from what made_text left there
+# make_shards FOLDER LENGTH PREDICTIONS [OPTION]: from what made_text left there
 make_shards() {
     rm -rf "${1:?}/$2"
-    "$BERTH" shard --input "$1/text.txt" --vocab "$1/vocab.txt" --output "$1/$2" --seq-len "$2" --max-predictions "$3" --sentences-per-line \
+    # shellcheck disable=SC2086
+    "$BERTH" shard ${4:-} --input "$1/text.txt" --vocab "$1/vocab.txt" --output "$1/$2" --seq-len "$2" --max-predictions "$3" --sentences-per-line \
         --short-seq-prob 0 --held-out 0 --seed 1
 }
 
@@ -249,7 +251,7 @@ part_build() {
 # the tests that run on the device named by BERTH_TEST_DEVICE
 test_programs() {
     if [ "$EMU" = 0 ]; then
-        echo "$BUILD/tests/kernels/test_optable $BUILD/tests/optim/test_optim $BUILD/tests/train/test_network $BUILD/tests/train/test_recording $BUILD/tests/reference/test_reference"
+        echo "$BUILD/tests/kernels/test_optable $BUILD/tests/optim/test_optim $BUILD/tests/train/test_network $BUILD/tests/train/test_recording $BUILD/tests/train/test_nccl $BUILD/tests/reference/test_reference"
     else
         echo "$TABLE"
     fi
@@ -389,6 +391,16 @@ part_curve() {
     [ -z "$bad" ] || failed "$bad"
 }
 
+# difference A B LIMIT STEPS: of two lists of losses; prints the first, the last of each, the largest relative difference, good or bad
+difference() {
+    paste "$1" "$2" | awk -v limit="$3" -v steps="$4" '
+        function abs(x) { return x < 0 ? -x : x }
+        # a loss that is no number compares as nothing else does
+        NF == 2 && $1 + 0 > 0 && $2 + 0 > 0 { d = abs($1 - $2) / $1; if (d > worst) worst = d; n++ }
+        NR == 1 { first = $1 } { a = $1; b = $2 }
+        END { print first, a, b, worst + 0, (n == steps && NR == steps && worst <= limit) ? "good" : "bad" }'
+}
+
 compare_curves() { # PRECISION LIMIT
     for device in cpu cuda; do
         rm -rf "$work/$device-$1"
@@ -397,17 +409,45 @@ compare_curves() { # PRECISION LIMIT
             "device.type=$device" device.peak_tflops=1 "checkpoint.dir=$work/$device-$1" || failed "$1 on $device: $(last_message)"
         metric "$work/$device-$1/metrics.jsonl" loss >"$work/$device-$1.txt"
     done
-    result=$(paste "$work/cpu-$1.txt" "$work/cuda-$1.txt" | awk -v limit="$2" -v steps="$steps" '
-        function abs(x) { return x < 0 ? -x : x }
-        # a loss that is no number compares as nothing else does
-        NF == 2 && $1 + 0 > 0 && $2 + 0 > 0 { d = abs($1 - $2) / $1; if (d > worst) worst = d; n++ }
-        NR == 1 { first = $1 } { a = $1; b = $2 }
-        END { print first, a, b, worst + 0, (n == steps && NR == steps && worst <= limit) ? "good" : "bad" }')
+    result=$(difference "$work/cpu-$1.txt" "$work/cuda-$1.txt" "$2" "$steps")
     # shellcheck disable=SC2086
     set -- "$1" "$2" $result
     row "| $1 | $3 | $4 | $5 | $6 | $2 |"
     number "$1" "{\"steps\": $steps, \"start\": $3, \"cpu_end\": $4, \"device_end\": $5, \"largest_relative_difference\": $6, \"limit\": $2}"
     [ "$7" = good ] || bad="${bad:+$bad; }$1: the loss differs by $6 of itself, limit $2"
+}
+
+# --- ranks ---
+
+part_ranks() {
+    need_device
+    command -v mpirun >/dev/null 2>&1 || not_run "no mpirun"
+    "$BERTH" config >"$OUT/parts/config.txt"
+    for feature in MPI NCCL; do
+        grep -q "^HAVE_$feature" "$BUILD/features.mk" || not_run "$BERTH was built without $feature"
+    done
+    gpus=$(grep -c '^cuda: ' "$OUT/parts/config.txt") steps=200 documents=600 limit=2e-3 # as --curve
+    [ "$EMU" = 0 ] || gpus=2 steps=4 documents=60
+    [ "$gpus" -gt 1 ] || not_run "one GPU only: NCCL wants one for each process (--operators has a sum of one process)"
+    work=$OUT/parts/ranks
+    made_text "$work" 300 $documents 12
+    make_shards "$work" 64 10 --rows-per-shard=100 || failed "berth shard"
+    for ranks in 1 "$gpus"; do
+        rm -rf "$work/$ranks"
+        launch=
+        [ "$ranks" = 1 ] || launch="mpirun -np $ranks --bind-to none"
+        # shellcheck disable=SC2086
+        $launch "$BERTH" train configs/bert-tiny.ini "model.vocab=$work/vocab.txt" "data.train=$work/64/train" data.seq_len=64 "train.steps=$steps" \
+            train.global_batch=16 train.micro_batch=16 optim.lr=5e-4 optim.warmup=0.1 checkpoint.every=0 device.type=cuda device.peak_tflops=1 \
+            "checkpoint.dir=$work/$ranks" || failed "$ranks processes: $(last_message)"
+        metric "$work/$ranks/metrics.jsonl" loss >"$work/$ranks.txt"
+    done
+    # shellcheck disable=SC2046
+    set -- $(difference "$work/1.txt" "$work/$gpus.txt" $limit $steps)
+    row "BERT-tiny, $steps steps of 16 sequences, fp32, dropout 0.1: $gpus processes, each with a GPU, beside one. Loss $1 at the start, $2 and $3 at the end; largest relative difference $4, limit $limit."
+    number processes "$gpus"
+    number largest_relative_difference "$4"
+    [ "$5" = good ] || failed "$gpus processes: the loss differs by $4 of itself, limit $limit"
 }
 
 # --- bench ---
@@ -704,7 +744,7 @@ OUT=build/gpu_check asked='' COMMAND="scripts/gpu_check.sh $*"
 while [ $# -gt 0 ]; do
     case $1 in
         --help | -h) usage && exit 0 ;;
-        --all) asked="build operators sanitizer curve bench peer profile $asked" ;;
+        --all) asked="build operators sanitizer curve ranks bench peer profile $asked" ;;
         --out) [ $# -gt 1 ] || wrong "--out needs a folder"; OUT=$2 && shift ;;
         --no-mpi) NO_MPI=1 ;;
         --bundle) [ $# -gt 1 ] || wrong "--bundle needs a file"; make_bundle "$2" && exit 0 ;;

@@ -1,6 +1,8 @@
 # Which packages berth needs on Debian and Ubuntu, and how to get those that are missing. Sourced by other scripts.
 BUILD_PACKAGES="gcc make git libhdf5-dev libutf8proc-dev libcjson-dev zlib1g-dev libzstd-dev libdeflate-dev libdnnl-dev"
 TEST_PACKAGES="libcmocka-dev clang-format python3 python3-venv"
+# Several processes: without them berth trains in one, and their tests are skipped.
+RANKS_PACKAGES="libopenmpi-dev openmpi-bin"
 # Not in every release: without them the checks against PyTorch are skipped, or slow (Debian's torch multiplies by the BLAS it finds).
 PARITY_PACKAGES="python3-torch libopenblas0-pthread"
 

@@ -159,7 +159,7 @@ absent() { # what is missing in this version of berth
     found=no note="$note; this version of berth has no $1 yet"
 }
 
-found=no note="no mpicc that compiles and links (package libopenmpi-dev)"
+found=no note="no mpicc that compiles and links (package libopenmpi-dev): one process only"
 mpi_cflags=$(mpicc --showme:compile 2>/dev/null || mpicc -compile_info 2>/dev/null | cut -d' ' -f2-)
 mpi_libs=$(mpicc --showme:link 2>/dev/null || mpicc -link_info 2>/dev/null | cut -d' ' -f2-)
 if command -v mpicc >/dev/null 2>&1 && links "$mpi_cflags" "$mpi_libs" <<'C'
@@ -177,8 +177,9 @@ then
 fi
 [ -n "$MPI_SOURCES" ] || absent "communicator between processes"
 if optional MPI MPI "$MPI" "$found" "$note"; then
-    cflags="$cflags -DBERTH_MPI $mpi_cflags" libs="$libs $mpi_libs"
-    echo "HAVE_MPI = 1" >>"$work/features.mk"
+    # only programs that have a communicator load the library
+    cflags="$cflags -DBERTH_MPI" libs="$libs -Wl,--push-state,--as-needed $mpi_libs -Wl,--pop-state"
+    printf 'HAVE_MPI = 1\nMPI_CFLAGS = %s\n' "$mpi_cflags" >>"$work/features.mk"
 fi
 
 nvcc=$CUDA_HOME/bin/nvcc
@@ -202,10 +203,10 @@ if optional CUDA CUDA "$CUDA" "$found" "$note"; then
     printf 'HAVE_CUDA = 1\nSM_KNOWN = %s\n' "${known% }" >>"$work/features.mk"
 fi
 
-found=no note="no <nccl.h> and libnccl that link (set NCCL_HOME)"
-cuda=${nvcc%/bin/nvcc}
-links "${NCCL_HOME:+-I$NCCL_HOME/include} -I$cuda/include" \
-    "${NCCL_HOME:+-L$NCCL_HOME/lib -Wl,-rpath,$NCCL_HOME/lib} -lnccl" <<'C' && found=yes note="NCCL $(cat "$work/output") found"
+found=no note="no <nccl.h> and libnccl that link (set NCCL_HOME): one GPU only"
+nccl_cflags="${NCCL_HOME:+-I$NCCL_HOME/include} -I$CUDA_HOME/include"
+nccl_libs="${NCCL_HOME:+-L$NCCL_HOME/lib -Wl,-rpath,$NCCL_HOME/lib} -L$CUDA_HOME/lib64 -Wl,-rpath,$CUDA_HOME/lib64 -lnccl"
+links "$nccl_cflags" "$nccl_libs" <<'C' && found=yes note="NCCL $(cat "$work/output") found"
 #include <nccl.h>
 #include <stdio.h>
 int main(void) {
@@ -216,7 +217,10 @@ int main(void) {
 }
 C
 [ -n "$NCCL_SOURCES" ] || absent "NCCL communicator"
-optional NCCL NCCL "$NCCL" "$found" "$note" && echo "HAVE_NCCL = 1" >>"$work/features.mk"
+# it is loaded at run time: only nvcc-check links it
+if optional NCCL NCCL "$NCCL" "$found" "$note"; then
+    printf 'HAVE_NCCL = 1\nNCCL_CFLAGS = %s\nNCCL_LIBS = %s\n' "$nccl_cflags" "$nccl_libs" >>"$work/features.mk"
+fi
 
 {
     echo "FEATURE_CFLAGS =$cflags"

@@ -3,7 +3,6 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "base/log.h"
 #include "base/text.h"
 #include "cmd/cmd.h"
 
@@ -77,9 +76,6 @@ int main(int argc, char **argv) {
     status code = run(argc, argv);
     if (code == OK && (fflush(stdout) != 0 || ferror(stdout)))
         code = failed("cannot write to standard output");
-    if (code == STOPPED)
-        log_info("%s", status_message());
-    else if (code != OK)
-        log_error("%s", status_message());
+    say_outcome(code);
     return code;
 }

@@ -42,7 +42,7 @@ static struct {
     int workers;           /* threads that were started; they are numbered from 1 */
 } pool = {.mutex = PTHREAD_MUTEX_INITIALIZER, .begun = PTHREAD_COND_INITIALIZER, .done = PTHREAD_COND_INITIALIZER};
 
-static int threads_set;
+static int threads_set, sharers = 1;
 static _Thread_local int thread_number;
 static _Thread_local bool is_inside; /* a loop */
 
@@ -71,8 +71,11 @@ int parallel_threads(void) {
     return threads_set;
 }
 
+void parallel_set_sharers(int processes) { sharers = processes; }
+
 void parallel_set_threads(int threads) {
-    threads_set = threads > 0 ? threads : available_cores();
+    int part = available_cores() / sharers;
+    threads_set = threads > 0 ? threads : part > 0 ? part : 1;
     threads_set = threads_set < MOST_THREADS ? threads_set : MOST_THREADS;
     set_library_threads(threads_set);
 }

@@ -14,6 +14,8 @@ void parallel_for(int64_t n, int64_t grain, parallel_body body, void *ctx);
 /* 0 ≤ parallel_thread() < parallel_threads(): for per-thread scratch. */
 int parallel_thread(void);
 int parallel_threads(void);
-void parallel_set_threads(int threads); /* 0: as many as the processor gives this process */
+void parallel_set_threads(int threads); /* 0: as many as the processor gives this process, or its part of them */
+/* So many processes, this one included, divide the processor among them. */
+void parallel_set_sharers(int processes);
 
 #endif

@@ -9,6 +9,7 @@
 
 #include "base/memory.h"
 #include "cmd/cmd.h"
+#include "dist/dist.h"
 #include "train/device.h"
 #include "train/setup.h"
 
@@ -217,7 +218,7 @@ static status analyze(struct analysis *analysis, const struct settings *settings
     TRY(analysis_describe(analysis, settings, &request->shape));
     TRY(choose_level(request->level, &analysis->shown));
     analysis->memory = request->memory * 1e9;
-    TRY(device_open(settings, &backend));
+    TRY(device_open(settings, comm_self(), &backend));
     ask_device(analysis, settings, backend);
     status code = fill(analysis, request, backend);
     if (code == OK)

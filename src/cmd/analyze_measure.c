@@ -30,7 +30,6 @@ static status time_steps(struct network *network, const struct step_data *data, 
 
 static status measure(const struct analysis *analysis, struct network *network, double *seconds) {
     struct synthetic synthetic = {0};
-    TRY(comm_self_new(&network->comm));
     TRY(network_start(network, &analysis->optim, analysis->seed));
     TRY(network_init_weights(network, analysis->seed));
     synthetic_make(&synthetic, &analysis->model, &analysis->shape, analysis->seed);
@@ -41,8 +40,12 @@ static status measure(const struct analysis *analysis, struct network *network, 
 
 status analysis_measure(struct analysis *analysis, struct backend *backend) {
     const struct level_analysis *level = &analysis->levels[analysis->shown];
-    struct network network = {
-        .config = analysis->model, .backend = backend, .graph = level->graph, .io = level->io, .optim = level->optim};
+    struct network network = {.config = analysis->model,
+                              .backend = backend,
+                              .comm = comm_self(),
+                              .graph = level->graph,
+                              .io = level->io,
+                              .optim = level->optim};
     double *seconds = xcalloc((size_t)level->graph->node_count, sizeof *seconds);
     status code = measure(analysis, &network, seconds);
     if (code == OK)

@@ -123,13 +123,11 @@ static status bench(struct analysis *analysis, const struct settings *settings, 
     struct result result = {.analysis = analysis};
     struct network network;
     struct backend *backend;
-    struct comm *comm;
     TRY(analysis_describe(analysis, settings, &request->shape));
-    TRY(device_open(settings, &backend));
+    TRY(device_open(settings, comm_self(), &backend));
     backend->describe(backend, analysis->device, sizeof analysis->device);
-    TRY(comm_self_new(&comm));
     TRY(network_new(&network, &analysis->model, &analysis->shape, &analysis->form, &analysis->optim, MOST_STEPS,
-                    analysis->seed, backend, comm));
+                    analysis->seed, backend, comm_self()));
     status code = run(&network, request, &result);
     if (code == OK) {
         double given = settings->device.peak_tflops * 1e12;

@@ -4,6 +4,7 @@
 #define BERTH_CMD_CMD_H
 
 #include "base/status.h"
+#include "graph/comm.h"
 
 status cmd_train(int argc, char **argv);
 status cmd_eval(int argc, char **argv);
@@ -14,6 +15,13 @@ status cmd_inspect(int argc, char **argv);
 status cmd_analyze(int argc, char **argv);
 status cmd_bench(int argc, char **argv);
 status cmd_config(int argc, char **argv);
+
+/* Runs a command that several processes may run together. What comes of it is the same on all of them, and one says it.
+ */
+status with_processes(status (*run)(struct comm *comm, int argc, char **argv), int argc, char **argv);
+
+/* The line of an outcome, if it has one. */
+void say_outcome(status code);
 
 /* Command-line options of the tools that take no INI file. One table describes an option, its help and where its value
  * goes; parsing, --help and the errors (unknown option with the nearest known one, missing or bad value) come from it.

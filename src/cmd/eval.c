@@ -6,6 +6,7 @@
 #include "base/file.h"
 #include "base/json.h"
 #include "cmd/cmd.h"
+#include "dist/dist.h"
 #include "train/setup.h"
 #include "train/unigram.h"
 
@@ -61,33 +62,33 @@ static void print_lines(const struct figures *figures) {
 }
 
 static status evaluate(const struct settings *settings, struct figures *figures, const struct dataset *eval,
-                       const struct dataset *train) {
+                       const struct dataset *train, struct comm *comm) {
     struct network network;
-    TRY(network_open_trained(&network, figures->folder, settings, dataset_seq_len(eval),
-                             dataset_max_predictions(eval)));
+    TRY(network_open_trained(&network, figures->folder, settings, dataset_seq_len(eval), dataset_max_predictions(eval),
+                             comm));
     status code = network_evaluate(&network, eval, settings->train.micro_batch, settings->train.eval_sequences,
                                    &figures->evaluation);
     if (code == OK && train)
-        code = unigram_loss(train, eval, network.config.vocab_size, &figures->unigram);
+        code = comm_agree(comm, unigram_loss(train, eval, network.config.vocab_size, &figures->unigram));
     network_free(&network);
     return code;
 }
 
-static status run(const struct settings *settings, const char *path, bool as_json) {
+static status run(const struct settings *settings, const char *path, bool as_json, struct comm *comm) {
     struct dataset *eval = NULL, *train = NULL;
     char *folder = NULL;
     struct figures figures = {.unigram = NAN};
-    if (!*settings->data.eval)
-        return bad_input("eval: data.eval is not set, expected data.eval=SHARDS");
-    status code = checkpoint_resolve(path, &folder);
+    status code = *settings->data.eval ? checkpoint_resolve(path, &folder)
+                                       : bad_input("eval: data.eval is not set, expected data.eval=SHARDS");
     if (code == OK)
         code = dataset_open("data.eval", settings->data.eval, false, &eval);
     if (code == OK && *settings->data.train)
         code = dataset_open("data.train", settings->data.train, false, &train);
     figures.folder = folder;
+    code = comm_agree(comm, code);
     if (code == OK)
-        code = evaluate(settings, &figures, eval, train);
-    if (code == OK)
+        code = evaluate(settings, &figures, eval, train, comm);
+    if (code == OK && comm->rank == 0)
         (as_json ? print_json : print_lines)(&figures);
     dataset_free(eval);
     dataset_free(train);
@@ -95,29 +96,45 @@ static status run(const struct settings *settings, const char *path, bool as_jso
     return code;
 }
 
-status cmd_eval(int argc, char **argv) {
-    bool as_json = false;
-    const char *folder = NULL;
-    int overrides = 0;
+struct request {
+    const char *folder;
+    int overrides; /* they are moved to the front of argv */
+    bool as_json, help;
+};
+
+static status parse(int argc, char **argv, struct request *request) {
     for (int i = 1; i < argc; i++) {
-        if (strcmp(argv[i], "--help") == 0 || strcmp(argv[i], "-h") == 0) {
-            fputs(usage, stdout);
-            return OK;
-        }
-        if (strcmp(argv[i], "--json") == 0)
-            as_json = true;
+        if (strcmp(argv[i], "--help") == 0 || strcmp(argv[i], "-h") == 0)
+            request->help = true;
+        else if (strcmp(argv[i], "--json") == 0)
+            request->as_json = true;
         else if (starts_with(argv[i], "--"))
             return bad_input("eval: unknown option %s, expected --json or --help", argv[i]);
-        else if (!folder && !strchr(argv[i], '='))
-            folder = argv[i];
+        else if (!request->folder && !strchr(argv[i], '='))
+            request->folder = argv[i];
         else
-            argv[overrides++] = argv[i];
+            argv[request->overrides++] = argv[i];
     }
-    if (!folder)
-        return bad_input("eval: no model given, expected: berth eval FOLDER data.eval=SHARDS");
+    return request->folder || request->help
+               ? OK
+               : bad_input("eval: no model given, expected: berth eval FOLDER data.eval=SHARDS");
+}
+
+static status eval(struct comm *comm, int argc, char **argv) {
+    struct request request = {0};
     struct settings settings;
-    TRY(settings_load(&settings, NULL, argv, overrides));
-    status code = run(&settings, folder, as_json);
-    settings_free(&settings);
+    TRY(comm_agree(comm, parse(argc, argv, &request)));
+    if (request.help) {
+        if (comm->rank == 0)
+            fputs(usage, stdout);
+        return OK;
+    }
+    status loaded = settings_load(&settings, NULL, argv, request.overrides), code = comm_agree(comm, loaded);
+    if (code == OK)
+        code = run(&settings, request.folder, request.as_json, comm);
+    if (loaded == OK)
+        settings_free(&settings);
     return code;
 }
+
+status cmd_eval(int argc, char **argv) { return with_processes(eval, argc, argv); }

@@ -3,6 +3,7 @@
 
 #include "base/log.h"
 #include "cmd/cmd.h"
+#include "dist/dist.h"
 #include "train/loop.h"
 
 static const char usage[] =
@@ -15,24 +16,31 @@ static const char usage[] =
     "\n"
     "Exit codes: 0 done, 1 failed, 2 wrong input, 3 stopped by a signal or train.max_minutes after a checkpoint.\n";
 
-status cmd_train(int argc, char **argv) {
-    for (int i = 1; i < argc; i++)
-        if (strcmp(argv[i], "--help") == 0 || strcmp(argv[i], "-h") == 0) {
-            fputs(usage, stdout);
-            return OK;
-        }
-    if (argc < 2)
-        return bad_input("train: no settings file given, expected: berth train FILE.ini [section.key=value ...]");
+static status train(struct comm *comm, int argc, char **argv) {
     struct settings settings;
     struct training training;
-    TRY(settings_load(&settings, argv[1], argv + 2, argc - 2));
-    status code = training_open(&training, &settings);
+    status loaded =
+        argc < 2 ? bad_input("train: no settings file given, expected: berth train FILE.ini [section.key=value ...]")
+                 : settings_load(&settings, argv[1], argv + 2, argc - 2);
+    status code = comm_agree(comm, loaded);
+    if (code == OK)
+        code = training_open(&training, &settings, comm);
     if (code == OK) {
         code = train_loop(&training);
         if (code == OK)
             log_info("done: %lld steps; the model is in %s/latest", (long long)training.state.step, training.run.path);
         training_close(&training);
     }
-    settings_free(&settings);
+    if (loaded == OK)
+        settings_free(&settings);
     return code;
+}
+
+status cmd_train(int argc, char **argv) {
+    for (int i = 1; i < argc; i++)
+        if (strcmp(argv[i], "--help") == 0 || strcmp(argv[i], "-h") == 0) {
+            fputs(usage, stdout);
+            return OK;
+        }
+    return with_processes(train, argc, argv);
 }

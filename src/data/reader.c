@@ -163,6 +163,13 @@ static struct held *held_of(const struct reader *reader, const struct draw *draw
     return &reader->held[draw->source * WINDOW + draw->slot];
 }
 
+/* Ranks own slots of the window in turn, and so whole blocks: of the draws that go round the window, each gets as many
+ * as the others. In file order, where the window is one slot, they own its blocks in turn. */
+static bool is_own(const struct reader *reader, const struct draw *draw) {
+    int64_t number = reader->options.shuffle ? draw->slot : slot_of(reader, draw)->place;
+    return number % reader->options.ranks == reader->options.rank;
+}
+
 static void unload(struct held *held) {
     if (held->loaded)
         block_free(&held->block);
@@ -201,7 +208,7 @@ static status fill(struct reader *reader, struct entry *entry) {
     int64_t most = options->batch_tokens ? options->batch_tokens : options->global_batch; /* a sequence has a token */
     entry->data = (struct step_data){0};
     for (; drawn < most && tokens < most && mixture_draw(&reader->mixture, &draw); drawn++, reader->number++) {
-        bool own = slot_of(reader, &draw)->place % options->ranks == options->rank;
+        bool own = is_own(reader, &draw);
         if (!own && !options->batch_tokens)
             continue;
         struct held *held = held_of(reader, &draw);

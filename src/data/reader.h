@@ -27,8 +27,10 @@ status dataset_open(const char *setting, const char *paths, bool skip_bad, struc
 void dataset_free(struct dataset *dataset);
 int64_t dataset_rows(const struct dataset *dataset);
 int64_t dataset_files(const struct dataset *dataset);
-int64_t dataset_seq_len(const struct dataset *dataset);                         /* the largest S of its shards */
-int64_t dataset_max_predictions(const struct dataset *dataset);                 /* the largest P of its shards */
+int64_t dataset_seq_len(const struct dataset *dataset);         /* the largest S of its shards */
+int64_t dataset_max_predictions(const struct dataset *dataset); /* the largest P of its shards */
+/* Blocks of rows that samples are drawn from at a time, at most: so many ranks can have sequences. */
+int64_t dataset_open_blocks(const struct dataset *dataset);
 void dataset_describe_sources(const struct dataset *dataset, struct text *out); /* "70 % a/, 30 % b/"; or nothing */
 /* BAD_INPUT names the first shard that was made with a vocabulary of other than `entries` (0: unknown), or one larger
  * than the model's `vocab_size`. Foreign shards do not tell: their ids are checked as they are read. */

@@ -157,6 +157,20 @@ bool sampler_draw(struct sampler *sampler, struct draw *out) {
     return true;
 }
 
+int64_t dataset_open_blocks(const struct dataset *dataset) {
+    const struct source all = {NULL, 1, 0, dataset->count};
+    int64_t most = 0;
+    for (int64_t s = 0; s < (dataset->source_count ? dataset->source_count : 1); s++) {
+        const struct source *source = dataset->source_count ? &dataset->sources[s] : &all;
+        int64_t blocks = 0;
+        for (int64_t i = 0; i < source->count && blocks < WINDOW; i++)
+            blocks += shard_blocks(&dataset->shards[source->first + i]);
+        blocks = blocks < WINDOW ? blocks : WINDOW;
+        most = blocks > most ? blocks : most;
+    }
+    return most;
+}
+
 /* --- several sources --- */
 
 void mixture_open(struct mixture *mixture, const struct dataset *dataset, uint64_t seed, bool shuffle, bool endless) {

@@ -1,8 +1,8 @@
 /* The order of samples. The unit is a block: some 1,024 neighbouring rows of one file (shard_block). Blocks are
  * permuted by (seed, epoch, list of shards). A window of WINDOW slots is open at a time, each holding a block; samples
  * are drawn from the slots in turn; a block that is used up is followed in its slot by the next one of the permutation.
- * Rows are permuted inside each block. The order is the same for any number of ranks: a rank owns every ranks-th block
- * of the permutation and takes the samples that come from its own blocks. Nothing here reads a file. */
+ * Rows are permuted inside each block. The order is the same for any number of ranks: a rank owns every ranks-th slot,
+ * and takes the samples that come from the blocks in it (reader.c). Nothing here reads a file. */
 #ifndef BERTH_DATA_SAMPLER_H
 #define BERTH_DATA_SAMPLER_H
 

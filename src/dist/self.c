@@ -1,18 +1,32 @@
-#include "base/memory.h"
 #include "dist/dist.h"
 
 static status sum_f64(struct comm *comm, double *values, int64_t count) {
-    (void)comm;
-    (void)values;
-    (void)count;
+    (void)comm, (void)values, (void)count;
     return OK;
 }
 
-static void comm_free(struct comm *comm) { memory_free(comm); }
-
-status comm_self_new(struct comm **out) {
-    struct comm *comm = xcalloc(1, sizeof *comm);
-    *comm = (struct comm){.rank = 0, .ranks = 1, .sum_f64 = sum_f64, .free = comm_free};
-    *out = comm;
+static status sum_f32(struct comm *comm, float *values, int64_t count) {
+    (void)comm, (void)values, (void)count;
     return OK;
+}
+
+static status broadcast(struct comm *comm, int root, void *bytes, int64_t count) {
+    (void)comm, (void)root, (void)bytes, (void)count;
+    return OK;
+}
+
+static void no_others(struct comm *comm, int code) { (void)comm, (void)code; }
+static void comm_free(struct comm *comm) { (void)comm; }
+
+struct comm *comm_self(void) {
+    static struct comm self = {.name = "one process",
+                               .ranks = 1,
+                               .local_ranks = 1,
+                               .sharers = 1,
+                               .sum_f64 = sum_f64,
+                               .sum_f32 = sum_f32,
+                               .broadcast = broadcast,
+                               .abort = no_others,
+                               .free = comm_free};
+    return &self;
 }

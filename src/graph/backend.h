@@ -57,6 +57,8 @@ struct series {
 };
 
 struct backend {
+    void *stream; /* the device's order of work as its library knows it (a cudaStream_t); NULL: memory is the host's,
+                     and what was asked for is done */
     const char *name;                                                                          /* "cpu" */
     status (*memory_new)(struct backend *backend, void **out, size_t bytes, const char *what); /* zeroed */
     void (*memory_free)(struct backend *backend, void *memory);
@@ -66,6 +68,7 @@ struct backend {
     /* As download, but it may return before it is done: a mark set behind it tells when. `to_host` is of
      * host_memory_new. */
     status (*download_later)(struct backend *backend, void *to_host, const void *from, size_t bytes);
+    status (*clear)(struct backend *backend, void *memory, size_t bytes);         /* zeros, in the order of work */
     status (*host_memory_new)(struct backend *backend, void **out, size_t bytes); /* zeroed */
     void (*host_memory_free)(struct backend *backend, void *memory);
     /* Marks, numbered from 0: set behind all work so far; waited for; the seconds between two that were reached. */

@@ -282,6 +282,20 @@ status exec_run(struct exec *exec, int passes, bool first, bool evaluate) {
     return exec->backend->run_series(exec->backend, &series, run_nodes, &walk);
 }
 
+float *exec_gradients(const struct exec *exec) { return exec->data[exec->graph->gradients]; }
+
+status exec_clear(struct exec *exec) {
+    const struct graph *graph = exec->graph;
+    for (int t = 0; t < graph->tensor_count; t++) {
+        const struct tensor *tensor = &graph->tensors[t];
+        if (tensor->kind != TENSOR_RESULT && t != graph->gradients)
+            continue;
+        int64_t bytes = tensor_padded(tensor, &graph->capacity) * (int64_t)dtype_size(tensor->dtype);
+        TRY(exec->backend->clear(exec->backend, exec->data[t], (size_t)bytes));
+    }
+    return OK;
+}
+
 void exec_profile(struct exec *exec, double *seconds) { exec->seconds = seconds; }
 
 const struct plan *exec_plan(const struct exec *exec) { return &exec->plan; }

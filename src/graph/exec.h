@@ -28,6 +28,11 @@ status exec_download_later(struct exec *exec, int tensor, void *host, int64_t co
 status exec_upload_slice(struct exec *exec, int tensor, int parameter, const void *host);
 status exec_download_slice(struct exec *exec, int tensor, int parameter, void *host);
 
+/* The flat gradients, f32, as device memory: [flat_count of the graph]. */
+float *exec_gradients(const struct exec *exec);
+/* What micro-steps add up becomes zero (gradients, results): for a step without any. */
+status exec_clear(struct exec *exec);
+
 /* Run the nodes of the given passes (a set of enum pass). `first`: this is the first micro-step of its step, so
  * gradients and sums are overwritten rather than added to. `evaluate`: dropout off. */
 status exec_run(struct exec *exec, int passes, bool first, bool evaluate);

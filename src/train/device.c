@@ -15,23 +15,31 @@ static int cuda_devices(void) {
 #endif
 }
 
-static status open_cuda(const struct settings *settings, struct backend **backend) {
+static status open_cuda(const struct settings *settings, const struct comm *comm, struct backend **backend) {
 #ifdef BERTH_CUDA
+    int count = cuda_devices();
+    if (count > 1 && comm->local_rank >= count)
+        return bad_input(
+            "device.type = cuda: %d processes on this machine, which has %d CUDA devices: expected one for "
+            "each process",
+            comm->local_ranks, count);
     static const enum recording recordings[] = {
         [CUDA_GRAPHS_AUTO] = RECORD_SAME, [CUDA_GRAPHS_ON] = RECORD_ROUNDED, [CUDA_GRAPHS_OFF] = RECORD_NEVER};
-    const struct cuda_options options = {.tf32 = settings->train.precision == PRECISION_TF32,
-                                         .recording = recordings[settings->device.cuda_graphs]};
+    const struct cuda_options options = {
+        .device = count > 1 ? comm->local_rank : 0, /* where one is seen, the launcher may have chosen it */
+        .tf32 = settings->train.precision == PRECISION_TF32,
+        .recording = recordings[settings->device.cuda_graphs]};
     return cuda_backend_new(backend, &options);
 #else
-    (void)settings, (void)backend;
+    (void)settings, (void)comm, (void)backend;
     return bad_input(
         "device.type = cuda: this berth was built without CUDA ('make features' says why); expected auto or cpu");
 #endif
 }
 
-status device_open(const struct settings *settings, struct backend **backend) {
+status device_open(const struct settings *settings, const struct comm *comm, struct backend **backend) {
     if (settings->device.type == DEVICE_TYPE_CUDA || (settings->device.type == DEVICE_TYPE_AUTO && cuda_devices() > 0))
-        return open_cuda(settings, backend);
+        return open_cuda(settings, comm, backend);
     if (settings->train.precision == PRECISION_TF32)
         return bad_input(
             "train.precision = tf32: only CUDA devices have it, and the device is the processor; expected fp32, "

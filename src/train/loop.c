@@ -10,6 +10,7 @@
 #include "base/log.h"
 #include "base/memory.h"
 #include "base/parallel.h"
+#include "dist/dist.h"
 
 /* As many overflows that no smaller loss scale can mend, and the run will not recover by itself. */
 enum { SKIPS_IN_A_ROW = 10 };
@@ -21,6 +22,7 @@ struct loop {
     double elapsed_before;  /* of earlier processes of this run */
     int64_t saved;          /* sequences consumed at the last checkpoint (skipped steps consume too); -1: none */
     int skips;              /* in a row, with the smallest loss scale */
+    bool leads;             /* rank 0, which alone writes */
     /* the data of the steps under way, oldest first; only its counts may be read */
     struct step_data under_way[STEPS_UNDER_WAY];
 };
@@ -43,8 +45,32 @@ static void catch_signals(void) {
     sigaction(SIGUSR1, &action, NULL);
 }
 
-static const char *signal_name(int number) {
-    return number == SIGINT ? "SIGINT" : number == SIGTERM ? "SIGTERM" : "SIGUSR1";
+/* --- what processes ask for --- */
+
+/* Signals reach a process, and clocks differ: what follows from them begins on all ranks after the same step. */
+enum { ASK_SIGINT, ASK_SIGTERM, ASK_SIGUSR1, ASK_OUT_OF_TIME, STOPS, ASK_SAVE = STOPS };
+static const char *const stop_names[] = {"SIGINT", "SIGTERM", "SIGUSR1", "train.max_minutes"};
+
+static bool has_passed(double minutes, double since) { return minutes > 0 && clock_seconds() - since >= minutes * 60; }
+
+/* Before the sums over ranks that a step makes, so that they carry it. */
+static void ask(struct loop *loop) {
+    struct training *training = loop->training;
+    const struct settings *settings = training->settings;
+    double *asks = training->network.asks;
+    asks[ASK_SIGINT] = stop_signal == SIGINT;
+    asks[ASK_SIGTERM] = stop_signal == SIGTERM;
+    asks[ASK_SIGUSR1] = stop_signal == SIGUSR1;
+    asks[ASK_OUT_OF_TIME] = has_passed(settings->train.max_minutes, loop->began);
+    asks[ASK_SAVE] = loop->leads && has_passed(settings->checkpoint.every_minutes, loop->saved_at);
+}
+
+/* Why all stop; NULL: they go on. */
+static const char *why_stop(const struct loop *loop) {
+    for (int i = 0; i < STOPS; i++)
+        if (loop->training->network.asked[i] > 0)
+            return stop_names[i];
+    return NULL;
 }
 
 /* --- checkpoints --- */
@@ -57,6 +83,10 @@ static status save(struct loop *loop, bool best) {
     struct text manifest = {0}, ini = {0};
     struct trainer_state state = training->state;
     double scale[2];
+    loop->saved = training->state.consumed;
+    loop->saved_at = clock_seconds();
+    if (!loop->leads)
+        return OK;
     TRY(network_get_loss_scale(&training->network, scale));
     TRY(metrics_sync(&training->metrics, &state.metrics_offset));
     dataset_manifest(training->train_data, &manifest);
@@ -77,7 +107,6 @@ static status save(struct loop *loop, bool best) {
     status code = checkpoint_save(training->run.path, &rotation, &model, &state, best);
     text_free(&manifest);
     text_free(&ini);
-    loop->saved = training->state.consumed;
     loop->saved_at = clock_seconds();
     return code;
 }
@@ -85,9 +114,8 @@ static status save(struct loop *loop, bool best) {
 static bool checkpoint_due(const struct loop *loop, int64_t step) {
     const struct settings *settings = loop->training->settings;
     int64_t every = settings->checkpoint.every, milestone = settings->checkpoint.milestone_every;
-    double minutes = settings->checkpoint.every_minutes;
     return (every > 0 && step % every == 0) || (milestone > 0 && step % milestone == 0) ||
-           (minutes > 0 && clock_seconds() - loop->saved_at >= minutes * 60);
+           loop->training->network.asked[ASK_SAVE] > 0;
 }
 
 /* --- evaluation --- */
@@ -121,7 +149,7 @@ static status evaluate(struct loop *loop, bool *best) {
     *best = isnan(training->state.best_eval_loss) || line.loss < training->state.best_eval_loss;
     if (*best)
         training->state.best_eval_loss = line.loss;
-    return metrics_add_eval(&training->metrics, &line);
+    return loop->leads ? metrics_add_eval(&training->metrics, &line) : OK;
 }
 
 /* --- a step --- */
@@ -156,7 +184,7 @@ static status note_step(struct loop *loop, const struct step_data *data, const s
         .elapsed = elapsed(loop),
         .time = clock_unix()};
     progress_update(&loop->progress, &line, seconds);
-    return metrics_add_step(&training->metrics, &line);
+    return loop->leads ? metrics_add_step(&training->metrics, &line) : OK;
 }
 
 /* The norm was not finite. Nothing was updated, the step counter stands; too many in a row that a smaller loss scale
@@ -170,17 +198,19 @@ static status note_skip(struct loop *loop, const struct step_result *result) {
     log_warn("step %lld skipped: the gradient norm is %g (loss %g)%s", (long long)step, norm, result->loss, scale);
     if (result->loss_scale > LOSS_SCALE_LEAST || ++loop->skips < SKIPS_IN_A_ROW)
         return OK;
-    return failed(
+    status code = failed(
         "step %lld was skipped %d times in a row%s: gradients overflow. The last checkpoint is kept in %s; lower "
         "optim.lr%s",
         (long long)step, SKIPS_IN_A_ROW, isnan(result->loss_scale) ? "" : " with the smallest loss scale",
         loop->training->run.path, isnan(result->loss_scale) ? "" : ", or take train.precision=bf16");
+    return comm_agree(loop->training->comm, code);
 }
 
 static status queue_step(struct loop *loop) {
     struct network *network = &loop->training->network;
     const struct step_data *data;
-    TRY(reader_next(loop->training->reader, &data));
+    TRY(comm_agree(loop->training->comm, reader_next(loop->training->reader, &data)));
+    ask(loop);
     loop->under_way[network->under_way] = *data;
     return network_queue(network, data);
 }
@@ -190,6 +220,7 @@ static status finish_step(struct loop *loop) {
     struct training *training = loop->training;
     struct step_data data = loop->under_way[0];
     struct step_result result;
+    ask(loop);
     TRY(network_result(&training->network, &result));
     memmove(loop->under_way, loop->under_way + 1, (STEPS_UNDER_WAY - 1) * sizeof *loop->under_way);
     training->state.consumed = data.consumed;
@@ -217,16 +248,10 @@ static status after_step(struct loop *loop) {
     return best || checkpoint_due(loop, step) ? save(loop, best) : OK;
 }
 
-static bool out_of_time(const struct loop *loop) {
-    double minutes = loop->training->settings->train.max_minutes;
-    return minutes > 0 && clock_seconds() - loop->began >= minutes * 60;
-}
-
-static status stop(struct loop *loop) {
+static status stop(struct loop *loop, const char *why) {
     struct training *training = loop->training;
     if (loop->saved != training->state.consumed)
         TRY(save(loop, false));
-    const char *why = stop_signal ? signal_name(stop_signal) : "train.max_minutes";
     return stopped("stopped at step %lld of %lld (%s); checkpoint in %s/latest: the same command goes on from it",
                    (long long)training->state.step, (long long)training->settings->train.steps, why,
                    training->run.path);
@@ -243,15 +268,15 @@ static status run_steps(struct loop *loop) {
         TRY(queue_step(loop));
         if (training->network.under_way == STEPS_UNDER_WAY)
             TRY(finish_step(loop));
-        bool stopping = stop_signal || out_of_time(loop);
-        if (!stopping && !pause_due(loop, state->step + 1))
+        const char *why = why_stop(loop);
+        if (!why && !pause_due(loop, state->step + 1))
             continue;
         int64_t before = state->step;
         TRY(finish_step(loop));
         if (state->step > before)
             TRY(after_step(loop));
-        if (stopping && state->step < steps)
-            return stop(loop);
+        if (why && state->step < steps)
+            return stop(loop, why);
     }
     return loop->saved == state->consumed ? OK : save(loop, false);
 }
@@ -264,10 +289,11 @@ status train_loop(struct training *training) {
                                      .terminal = log_is_terminal()},
                         .began = clock_seconds(),
                         .elapsed_before = training->state.elapsed_seconds,
-                        .saved = training->resumed ? training->state.consumed : -1};
+                        .saved = training->resumed ? training->state.consumed : -1,
+                        .leads = training->comm->rank == 0};
     loop.saved_at = loop.began;
     catch_signals();
     status code = run_steps(&loop);
     log_progress_end();
-    return code;
+    return comm_alone(training->comm, code);
 }

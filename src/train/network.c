@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "base/memory.h"
+#include "dist/dist.h"
 #include "graph/checkpoint.h"
 
 /* What the device counts in a step. */
@@ -32,7 +33,9 @@ status network_graph(const struct bert_config *config, const struct bert_shape *
 
 status network_start(struct network *network, const struct optim_config *optim, uint64_t seed) {
     struct backend *backend = network->backend;
-    TRY(exec_new(&network->exec, network->graph, backend, seed));
+    TRY(comm_agree(network->comm, exec_new(&network->exec, network->graph, backend, seed)));
+    if (optim && network->comm->ranks > 1 && backend->stream)
+        TRY(nccl_new(&network->nccl, network->comm, backend->stream));
     network->feed = feed_new(network->exec, network->graph, &network->config, &network->io);
     if (!optim)
         return OK;
@@ -57,10 +60,11 @@ void network_free(struct network *network) {
     feed_free(network->feed);
     if (network->sums)
         exec_backend(network->exec)->host_memory_free(exec_backend(network->exec), network->sums);
+    if (network->nccl)
+        network->backend->wait(network->backend);
+    nccl_free(network->nccl);
     exec_free(network->exec);
     graph_free(network->graph);
-    if (network->comm)
-        network->comm->free(network->comm);
     if (network->backend)
         network->backend->free(network->backend);
     *network = (struct network){0};
@@ -110,12 +114,23 @@ static double flop_of(const struct bert_config *config, const struct batch *batc
     return flop;
 }
 
+/* Sums over ranks of `count` values, and of what processes ask for. */
+static status sum_and_ask(struct network *network, double *values, int count) {
+    double all[4 + NETWORK_ASKS];
+    memcpy(all, values, (size_t)count * sizeof *values);
+    memcpy(all + count, network->asks, sizeof network->asks);
+    TRY(network->comm->sum_f64(network->comm, all, count + NETWORK_ASKS));
+    memcpy(values, all, (size_t)count * sizeof *values);
+    memcpy(network->asked, all + count, sizeof network->asked);
+    return OK;
+}
+
 /* Sums over ranks of what must be known before the first forward pass. */
 static status count_global_batch(struct network *network, const struct step_data *data, struct step_result *result) {
     double counts[4] = {(double)data->sequences, (double)data->tokens, (double)data->masked, 0};
     for (int64_t micro = 0; micro < data->micro_batches; micro++)
         counts[3] += flop_of(&network->config, &data->batches[micro]);
-    TRY(network->comm->sum_f64(network->comm, counts, 4));
+    TRY(sum_and_ask(network, counts, 4));
     result->sequences = (int64_t)counts[0];
     result->tokens = (int64_t)counts[1];
     result->masked = (int64_t)counts[2];
@@ -136,6 +151,16 @@ static status queue_downloads(struct network *network, struct step_sums *sums) {
     return exec_download_later(exec, network->optim.step, sums->step, 2);
 }
 
+/* Gradients of the global batch on every rank. A rank without sequences brings zeros. */
+static status sum_gradients(struct network *network, const struct step_data *data) {
+    struct comm *comm = network->comm;
+    float *gradients = exec_gradients(network->exec);
+    int64_t count = network->graph->flat_count;
+    if (data->micro_batches == 0)
+        TRY(exec_clear(network->exec));
+    return network->nccl ? nccl_sum_f32(network->nccl, gradients, count) : comm->sum_f32(comm, gradients, count);
+}
+
 status network_queue(struct network *network, const struct step_data *data) {
     struct exec *exec = network->exec;
     struct backend *backend = network->backend;
@@ -154,6 +179,7 @@ status network_queue(struct network *network, const struct step_data *data) {
         TRY(feed_batch(network->feed, &data->batches[micro]));
         TRY(exec_run(exec, PASS_FORWARD | PASS_BACKWARD, micro == 0, false));
     }
+    TRY(sum_gradients(network, data));
     TRY(exec_run(exec, PASS_UPDATE, true, false));
     TRY(queue_downloads(network, &network->sums[slot]));
     TRY(backend->mark(backend, mark_of(network->queued)));
@@ -172,7 +198,7 @@ status network_result(struct network *network, struct step_result *result) {
     TRY(backend->reach(backend, mark_of(number)));
     struct step_sums sums = network->sums[slot];
     double losses[4] = {sums.mlm[0], sums.mlm[1], sums.nsp[0], sums.nsp[1]};
-    TRY(network->comm->sum_f64(network->comm, losses, 4));
+    TRY(sum_and_ask(network, losses, 4));
     result->seconds += backend->seconds_between(backend, mark_of(number - 1), mark_of(number));
     result->grad_norm = sums.norm[0];
     result->loss_scale = network->graph->loss_scale >= 0 ? sums.norm[1] : NAN;
@@ -250,7 +276,7 @@ status network_evaluate(struct network *network, const struct dataset *dataset, 
         seen += options.global_batch;
     }
     reader_close(reader);
-    TRY(code);
+    TRY(comm_agree(network->comm, code));
     TRY(network->comm->sum_f64(network->comm, totals, 6));
     *out = (struct evaluation){.mlm_loss = totals[0] / totals[5],
                                .mlm_accuracy = totals[1] / totals[5],

@@ -26,10 +26,17 @@ struct step_result {
     double seconds; /* since the step before it was done; where none was under way, what the data took and the step */
 };
 
+/* What a process may ask all others for (the trainer decides what each number means). */
+enum { NETWORK_ASKS = 8 };
+
 struct network {
     struct bert_config config;
     struct backend *backend; /* owned */
-    struct comm *comm;       /* owned */
+    struct comm *comm;       /* the caller's */
+    struct nccl *nccl;       /* sums gradients on the device; NULL: comm does, on the host */
+    /* The trainer sets what this process asks for; `asked` is how many processes asked, the same on all ranks, since
+     * the last sum over them: each step makes two. */
+    double asks[NETWORK_ASKS], asked[NETWORK_ASKS];
     struct graph *graph;
     struct bert_tensors io;
     struct optim_tensors optim;
@@ -55,8 +62,9 @@ status network_graph(const struct bert_config *config, const struct bert_shape *
                      const struct optim_config *optim, int64_t steps, struct graph **graph, struct bert_tensors *io,
                      struct optim_tensors *optim_tensors);
 
-/* Builds graph, plan and device memory; weights are left zero. Takes backend and comm over, also on failure. `optim`
- * NULL: for evaluation only; `seed` keys dropout; `steps` is the length of the learning-rate table. */
+/* Builds graph, plan and device memory; weights are left zero. Takes the backend over, also on failure; comm outlives
+ * the network. `optim` NULL: for evaluation only; `seed` keys dropout; `steps` is the length of the learning-rate
+ * table. */
 status network_new(struct network *network, const struct bert_config *config, const struct bert_shape *shape,
                    const struct network_form *form, const struct optim_config *optim, int64_t steps, uint64_t seed,
                    struct backend *backend, struct comm *comm);

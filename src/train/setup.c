@@ -11,6 +11,7 @@
 #include "dist/dist.h"
 #include "optim/schedule.h"
 #include "train/device.h"
+#include "train/start.h"
 
 enum { SHORT_SEQUENCE = 16 }; /* tokens: batches filled by tokens hold no more sequences than of this length */
 
@@ -68,15 +69,6 @@ static struct optim_config optim_of(const struct settings *settings) {
         .loss_scale = settings->optim.loss_scale,
         .growth_interval = settings->optim.loss_scale_window,
     };
-}
-
-/* network_new takes both over. */
-static status open_device(const struct settings *settings, struct backend **backend, struct comm **comm) {
-    TRY(device_open(settings, backend));
-    status code = comm_self_new(comm);
-    if (code != OK)
-        (*backend)->free(*backend);
-    return code;
 }
 
 /* --- vocabulary, data, model: checked against each other before anything is written --- */
@@ -263,67 +255,24 @@ struct checkpoint_model training_checkpoint_model(const struct training *trainin
                                      .moment2 = network->optim.v};
 }
 
-/* Settings that were not given now come from the run; what was given and differs is printed. */
-static status adopt_saved_settings(struct training *training, struct settings *settings) {
-    struct trainer_state saved;
-    struct text changed = {0};
-    TRY(checkpoint_read_state(training->run.resume, &saved));
-    status code = settings_adopt(settings, saved.settings, training->run.resume, &changed);
-    for (char *line = changed.data, *end; code == OK && line && (end = strchr(line, '\n')); line = end + 1) {
-        *end = 0;
-        log_info("changed since the checkpoint: %s", line);
-    }
-    text_free(&changed);
-    trainer_state_free(&saved);
-    return code;
-}
-
-static status check_manifest(struct training *training) {
-    struct trainer_state *state = &training->state;
-    if (dataset_compare(training->train_data, state->manifest) == OK)
-        return OK;
-    if (training->settings->data.on_change == ON_CHANGE_ERROR)
-        return bad_input(
-            "data.train is not what the run was trained on: %s; data.on_change=next_epoch takes the new data",
-            status_message());
-    log_info("data.train changed (%s): going on with epoch %lld of the new data", status_message(),
-             (long long)state->epoch + 1);
-    state->epoch++;
-    state->epoch_consumed = 0;
-    return OK;
-}
-
-static status load_resumed(struct training *training) {
-    struct checkpoint_model model = training_checkpoint_model(training);
-    struct network *network = &training->network;
-    TRY(checkpoint_load(training->run.resume, &model, &training->state));
-    TRY(check_manifest(training));
-    TRY(network_sync_weights(network));
-    int64_t steps[2] = {training->state.step, training->state.skipped};
-    TRY(exec_upload(network->exec, network->optim.step, steps, 2));
-    if (!isnan(training->state.loss_scale)) /* else the run had another precision so far */
-        TRY(network_set_loss_scale(
-            network, (const double[]){training->state.loss_scale, (double)training->state.loss_scale_steps}));
-    training->resumed = true;
-    if (training->state.threads != parallel_threads())
-        log_warn("the run used %lld threads, now %d: the last bits of its numbers may differ",
-                 (long long)training->state.threads, parallel_threads());
-    log_info("resuming %s at step %lld", training->run.resume, (long long)training->state.step);
-    return OK;
-}
-
-static status load_initial(struct training *training) {
+/* A step of fewer sequences than processes could never keep all of them busy. */
+static status check_ranks(const struct training *training) {
     const struct settings *settings = training->settings;
-    struct network *network = &training->network;
-    training->state.best_eval_loss = NAN;
-    if (!*settings->model.init)
-        return network_init_weights(network, (uint64_t)settings->train.seed);
-    struct checkpoint_model model = training_checkpoint_model(training);
-    struct hf_changes changes = {training->old_vocab, settings->model.tile_positions};
-    TRY(hf_folder_load(settings->model.init, &model.hf, &changes, (uint64_t)settings->train.seed));
-    if (settings->model.init_optimizer)
-        TRY(checkpoint_load_moments(settings->model.init, &model));
-    return network_sync_weights(network);
+    int ranks = training->comm->ranks;
+    if (settings->train.batch_tokens || settings->train.global_batch >= ranks)
+        return OK;
+    return bad_input("train.global_batch = %lld sequences, but there are %d processes: expected one for each at least",
+                     (long long)settings->train.global_batch, ranks);
+}
+
+static void warn_of_idle_ranks(const struct training *training) {
+    int64_t blocks = dataset_open_blocks(training->train_data);
+    if (blocks < training->comm->ranks)
+        log_warn(
+            "data.train: sequences come from %lld block%s of rows at a time, so %lld of %d processes have none; more "
+            "and smaller shards have more blocks (64 at most)",
+            (long long)blocks, blocks == 1 ? "" : "s", (long long)(training->comm->ranks - blocks),
+            training->comm->ranks);
 }
 
 static status make_lr_table(struct training *training) {
@@ -393,6 +342,8 @@ static void describe(const struct training *training) {
     for (int p = 0; p < network->graph->parameter_count; p++)
         parameters += network->graph->parameters[p].file_rows * network->graph->parameters[p].columns;
     network->backend->describe(network->backend, device, sizeof device);
+    if (training->comm->ranks > 1)
+        log_info("ranks   %s%s", training->comm->name, network->nccl ? ", gradients by NCCL" : "");
     log_info("device  %s", device);
     log_info("model   %.1f M parameters, vocabulary %lld, %s", (double)parameters / 1e6,
              (long long)network->config.vocab_size, precision_name(network->graph->compute));
@@ -412,49 +363,82 @@ static void describe(const struct training *training) {
     log_info("run     %s", training->run.path);
 }
 
-static status open_network(struct training *training, const struct bert_config *config,
-                           const struct bert_shape *shape) {
+/* Rank 0 owns the folder; the others learn what it found there. */
+static status open_folder(struct training *training) {
+    const struct settings *settings = training->settings;
+    struct comm *comm = training->comm;
+    struct run_folder *run = &training->run;
+    status code = OK;
+    if (!*settings->checkpoint.dir)
+        code = bad_input("checkpoint.dir is not set: expected a folder for the run");
+    else if (comm->rank == 0)
+        code = run_folder_open(settings->checkpoint.dir, settings->checkpoint.resume, run);
+    TRY(comm_agree(comm, code));
+    if (comm->rank > 0)
+        run->path = xstrdup(settings->checkpoint.dir);
+    return comm_share_text(comm, &run->resume);
+}
+
+/* All that can be found out, and go wrong, on one rank alone. */
+static status open_inputs(struct training *training, struct settings *settings, struct bert_config *config,
+                          struct bert_shape *shape, struct backend **backend) {
+    if (training->run.resume)
+        TRY(start_adopt_settings(training, settings));
+    TRY(check_ranks(training));
+    TRY(open_tokenizer(training));
+    TRY(open_data(training));
+    warn_of_idle_ranks(training);
+    TRY(open_masking(training));
+    TRY(make_config(training, config));
+    TRY(make_shape(training, config, shape));
+    return device_open(settings, training->comm, backend);
+}
+
+static status open_network(struct training *training, const struct bert_config *config, const struct bert_shape *shape,
+                           struct backend *backend) {
     const struct settings *settings = training->settings;
     struct optim_config optim = optim_of(settings);
     struct network_form form = form_of(settings);
-    struct backend *backend;
-    struct comm *comm;
-    TRY(open_device(settings, &backend, &comm));
     TRY(network_new(&training->network, config, shape, &form, &optim, settings->train.steps,
-                    (uint64_t)settings->train.seed, backend, comm));
+                    (uint64_t)settings->train.seed, backend, training->comm));
     double given = settings->device.peak_tflops * 1e12;
     training->peak_flops = given > 0 ? given : backend->peak_flops(backend, dtype_of(settings));
-    return OK;
+    return training->comm->sum_f64(training->comm, &training->peak_flops, 1);
+}
+
+static status begin(struct training *training, const struct bert_shape *shape) {
+    TRY(start_load(training));
+    TRY(make_lr_table(training));
+    return open_reader(training, shape);
 }
 
 static status open_all(struct training *training, struct settings *settings) {
+    struct comm *comm = training->comm;
     struct bert_config config;
     struct bert_shape shape;
-    if (!*settings->checkpoint.dir)
-        return bad_input("checkpoint.dir is not set: expected a folder for the run");
-    TRY(run_folder_open(settings->checkpoint.dir, settings->checkpoint.resume, &training->run));
-    if (training->run.resume)
-        TRY(adopt_saved_settings(training, settings));
-    TRY(open_tokenizer(training));
-    TRY(open_data(training));
-    TRY(open_masking(training));
-    TRY(make_config(training, &config));
-    TRY(make_shape(training, &config, &shape));
-    TRY(open_network(training, &config, &shape));
-    TRY(training->run.resume ? load_resumed(training) : load_initial(training));
-    TRY(make_lr_table(training));
-    TRY(open_reader(training, &shape));
-    TRY(open_run_files(training));
+    struct backend *backend = NULL;
+    TRY(open_folder(training));
+    status code = comm_agree(comm, open_inputs(training, settings, &config, &shape, &backend));
+    if (code == OK)
+        code = start_compare_inputs(training, backend->name);
+    if (code != OK && backend)
+        backend->free(backend);
+    TRY(code);
+    TRY(open_network(training, &config, &shape, backend));
+    TRY(comm_agree(comm, begin(training, &shape)));
+    TRY(start_compare_weights(training));
+    TRY(comm_agree(comm, comm->rank == 0 ? open_run_files(training) : OK));
     describe(training);
     return OK;
 }
 
-status training_open(struct training *training, struct settings *settings) {
-    *training = (struct training){.settings = settings, .run.lock = -1, .metrics.descriptor = -1};
+status training_open(struct training *training, struct settings *settings, struct comm *comm) {
+    *training = (struct training){.settings = settings, .comm = comm, .run.lock = -1, .metrics.descriptor = -1};
     status code = open_all(training, settings);
     if (code != OK) {
         char *message = xstrdup(status_message()); /* giving up must not change what is said */
-        run_folder_abandon(&training->run);
+        if (comm->rank == 0)
+            run_folder_abandon(&training->run);
         training_close(training);
         status_set(code, message);
         free(message);
@@ -479,20 +463,25 @@ void training_close(struct training *training) {
 }
 
 status network_open_trained(struct network *network, const char *folder, const struct settings *settings,
-                            int64_t seq_len, int64_t max_predictions) {
+                            int64_t seq_len, int64_t max_predictions, struct comm *comm) {
     struct bert_config config;
     struct network_form form = form_of(settings);
-    struct backend *backend;
-    struct comm *comm;
-    TRY(hf_folder_read_config(folder, &config));
+    struct backend *backend = NULL;
+    status code = hf_folder_read_config(folder, &config);
+    if (code == OK)
+        code = device_open(settings, comm, &backend);
+    code = comm_agree(comm, code);
+    if (code != OK && backend)
+        backend->free(backend);
+    TRY(code);
     struct bert_shape shape = {
         .sequences = settings->train.micro_batch, .seq_len = seq_len, .max_predictions = max_predictions};
-    TRY(open_device(settings, &backend, &comm));
     TRY(network_new(network, &config, &shape, &form, NULL, 0, 0, backend, comm));
     struct hf_model model = {.config = &network->config, .graph = network->graph, .exec = network->exec};
-    status code = hf_folder_load(folder, &model, NULL, 0);
+    code = hf_folder_load(folder, &model, NULL, 0);
     if (code == OK)
         code = network_sync_weights(network);
+    code = comm_agree(comm, code);
     if (code != OK)
         network_free(network);
     return code;

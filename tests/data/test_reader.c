@@ -143,6 +143,26 @@ static void test_any_number_of_ranks_gives_the_same_stream(void **state) {
     dataset_free(dataset);
 }
 
+/* A step goes round the blocks: a rank's share is that of its blocks, step after step, as long as all are open. */
+static void test_ranks_share_evenly(void **state) {
+    (void)state;
+    struct dataset *dataset = open_set();
+    struct reader_options options = options_of(7 * 12);
+    assert_int_equal(dataset_open_blocks(dataset), 7);
+    options.ranks = 3;
+    for (options.rank = 0; options.rank < 3; options.rank++) {
+        struct reader *reader;
+        const struct step_data *data;
+        assert_int_equal(reader_open(dataset, &options, &reader), OK);
+        for (int step = 0; step < 3; step++) { /* the smallest block has 37 rows */
+            assert_int_equal(reader_next(reader, &data), OK);
+            assert_int_equal(data->sequences, options.rank == 0 ? 36 : 24);
+        }
+        reader_close(reader);
+    }
+    dataset_free(dataset);
+}
+
 static void test_resume_anywhere(void **state) {
     (void)state;
     struct dataset *dataset = open_set();
@@ -419,6 +439,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_each_sample_once_an_epoch),
         cmocka_unit_test(test_any_number_of_ranks_gives_the_same_stream),
+        cmocka_unit_test(test_ranks_share_evenly),
         cmocka_unit_test(test_resume_anywhere),
         cmocka_unit_test(test_seed_and_names_make_the_order),
         cmocka_unit_test(test_one_pass_in_file_order),

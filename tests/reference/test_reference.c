@@ -105,11 +105,9 @@ static void open_network(const char *name, const struct reference *r, enum dtype
                                  .clip = 1,
                                  .bias_correction = true};
     struct backend *backend;
-    struct comm *comm;
     assert_int_equal(test_backend_new(&backend), OK);
-    assert_int_equal(comm_self_new(&comm), OK);
     if (network_new(network, &config, &shape, &(struct network_form){.compute = compute, .fusion = FUSION_FULL}, &optim,
-                    STEPS, 0, backend, comm) != OK)
+                    STEPS, 0, backend, comm_self()) != OK)
         fail_msg("%s", status_message());
     for (int p = 0; p < network->graph->parameter_count; p++) {
         const struct parameter *parameter = &network->graph->parameters[p];

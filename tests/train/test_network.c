@@ -20,7 +20,6 @@ static struct network open_fused(const struct bert_config *config, enum dtype co
     struct network network;
     struct network_form form = {.compute = compute, .fusion = fusion, .checkpoint = checkpoint, .without = without};
     struct backend *backend;
-    struct comm *comm;
     struct optim_config optim = {.name = name,
                                  .beta1 = 0.9,
                                  .beta2 = 0.999,
@@ -31,8 +30,7 @@ static struct network open_fused(const struct bert_config *config, enum dtype co
                                  .loss_scale = 1024,
                                  .growth_interval = 20};
     assert_int_equal(test_backend_new(&backend), OK);
-    assert_int_equal(comm_self_new(&comm), OK);
-    status code = network_new(&network, config, &shape, &form, &optim, 200, 7, backend, comm);
+    status code = network_new(&network, config, &shape, &form, &optim, 200, 7, backend, comm_self());
     if (code != OK)
         fail_msg("%s", status_message());
     assert_int_equal(network_init_weights(&network, 3), OK);
@@ -177,6 +175,44 @@ static void test_no_masked_token(void **state) {
     assert_int_equal(network_step(&network, &step, &result), OK);
     assert_true(result.mlm_loss == 0 && isfinite(result.grad_norm) && result.grad_norm > 0 && !result.skipped);
     network_free(&network);
+}
+
+static void *gradients_of(const struct network *network) {
+    int64_t count = network->graph->flat_count;
+    float *gradients = malloc((size_t)count * sizeof *gradients);
+    assert_int_equal(exec_download(network->exec, network->graph->gradients, gradients, count), OK);
+    return gradients;
+}
+
+/* A process whose share has no masked token, or no sequence, adds nothing of an earlier step to the sums over
+ * processes. */
+static void test_nothing_of_the_step_before(void **state) {
+    (void)state;
+    static const enum dtype dtypes[] = {F32, BF16};
+    static const enum fusion levels[] = {FUSION_NONE, FUSION_PAPER, FUSION_FULL};
+    struct data data, other;
+    struct batch batch = make_batch(&data, 0, SEQUENCES), unmasked = make_batch(&other, 0, 1);
+    for (int i = 0; i < 6; i++) {
+        struct network fresh = open_fused(&tiny, dtypes[i / 3], OPTIM_ADAMW, levels[i % 3], NULL);
+        struct network used = open_fused(&tiny, dtypes[i / 3], OPTIM_ADAMW, levels[i % 3], NULL);
+        size_t bytes = (size_t)fresh.graph->flat_count * sizeof(float);
+        loss_of(&used, &batch, PASS_FORWARD | PASS_BACKWARD);
+        float *earlier = gradients_of(&used), *zeros = calloc(1, bytes);
+        assert_memory_not_equal(earlier, zeros, bytes);
+        loss_of(&fresh, &unmasked, PASS_FORWARD | PASS_BACKWARD);
+        loss_of(&used, &unmasked, PASS_FORWARD | PASS_BACKWARD);
+        float *expected = gradients_of(&fresh), *seen = gradients_of(&used);
+        assert_memory_equal(seen, expected, bytes);
+        double sums[2];
+        assert_int_equal(exec_clear(used.exec), OK);
+        float *cleared = gradients_of(&used);
+        assert_memory_equal(cleared, zeros, bytes);
+        assert_int_equal(exec_download(used.exec, used.io.nsp_sums, sums, 2), OK);
+        assert_true(sums[0] == 0 && sums[1] == 0);
+        free(earlier), free(zeros), free(expected), free(seen), free(cleared);
+        network_free(&fresh);
+        network_free(&used);
+    }
 }
 
 static void test_overflow_is_skipped(void **state) {
@@ -505,32 +541,24 @@ static void test_too_large_for_the_device(void **state) {
     (void)state;
     struct network network;
     struct backend *backend;
-    struct comm *comm;
     struct optim_config optim = {.name = OPTIM_ADAMW, .beta1 = 0.9, .beta2 = 0.999, .epsilon = 1e-6};
     struct network_form form = {.compute = F32, .fusion = FUSION_FULL};
     assert_int_equal(test_backend_new(&backend), OK);
-    assert_int_equal(comm_self_new(&comm), OK);
     backend->memory_left = little_memory;
-    assert_int_equal(network_new(&network, &tiny, &shape, &form, &optim, 10, 7, backend, comm), BAD_INPUT);
+    assert_int_equal(network_new(&network, &tiny, &shape, &form, &optim, 10, 7, backend, comm_self()), BAD_INPUT);
     assert_non_null(strstr(status_message(), "has 0.00 GB left: lower train.micro_batch"));
 }
 
 /* BERTH_TEST_ONLY: that test alone. */
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_gradients_with_dropout),
-        cmocka_unit_test(test_gradients_mlm_only),
-        cmocka_unit_test(test_cut_does_not_matter),
-        cmocka_unit_test(test_no_masked_token),
-        cmocka_unit_test(test_fusion_changes_nothing),
-        cmocka_unit_test(test_fusion_in_16_bits),
-        cmocka_unit_test(test_checkpointing),
-        cmocka_unit_test(test_steps_allocate_nothing),
-        cmocka_unit_test(test_too_large_for_the_device),
-        cmocka_unit_test(test_overflow_is_skipped),
-        cmocka_unit_test(test_loss_scale_is_found),
-        cmocka_unit_test(test_results_come_late),
-        cmocka_unit_test(test_learns_a_batch_by_heart),
+        cmocka_unit_test(test_gradients_with_dropout),     cmocka_unit_test(test_gradients_mlm_only),
+        cmocka_unit_test(test_cut_does_not_matter),        cmocka_unit_test(test_no_masked_token),
+        cmocka_unit_test(test_nothing_of_the_step_before), cmocka_unit_test(test_fusion_changes_nothing),
+        cmocka_unit_test(test_fusion_in_16_bits),          cmocka_unit_test(test_checkpointing),
+        cmocka_unit_test(test_steps_allocate_nothing),     cmocka_unit_test(test_too_large_for_the_device),
+        cmocka_unit_test(test_overflow_is_skipped),        cmocka_unit_test(test_loss_scale_is_found),
+        cmocka_unit_test(test_results_come_late),          cmocka_unit_test(test_learns_a_batch_by_heart),
     };
     if (getenv("BERTH_TEST_ONLY"))
         cmocka_set_test_filter(getenv("BERTH_TEST_ONLY"));

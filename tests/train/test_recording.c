@@ -37,11 +37,9 @@ static status open_network(enum recording recording, struct network *network) {
     struct optim_config optim = {
         .name = OPTIM_LAMB, .beta1 = 0.9, .beta2 = 0.999, .epsilon = 1e-6, .clip = 1, .bias_correction = true};
     struct backend *backend;
-    struct comm *comm;
     float rates[STEPS];
     TRY(cuda_backend_new(&backend, &(struct cuda_options){.recording = recording}));
-    TRY(comm_self_new(&comm));
-    TRY(network_new(network, &tiny, &shape, &form, &optim, STEPS, 7, backend, comm));
+    TRY(network_new(network, &tiny, &shape, &form, &optim, STEPS, 7, backend, comm_self()));
     TRY(network_init_weights(network, 3));
     for (int i = 0; i < STEPS; i++)
         rates[i] = 1e-2f / (float)(i + 1);

@@ -94,6 +94,12 @@ static void cpu_memory_free(struct backend *backend, void *memory) {
     memory_free(memory);
 }
 
+static status cpu_clear(struct backend *backend, void *memory, size_t bytes) {
+    (void)backend;
+    memset(memory, 0, bytes);
+    return OK;
+}
+
 static status cpu_copy(struct backend *backend, void *to, const void *from, size_t bytes) {
     (void)backend;
     if (bytes)
@@ -301,6 +307,7 @@ status cpu_backend_new(struct backend **out, int threads) {
                                     .upload = cpu_copy,
                                     .download = cpu_copy,
                                     .download_later = cpu_copy,
+                                    .clear = cpu_clear,
                                     .host_memory_new = cpu_host_memory_new,
                                     .host_memory_free = cpu_memory_free,
                                     .mark = cpu_mark,

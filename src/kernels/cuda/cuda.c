@@ -130,6 +130,11 @@ static status download_later(struct backend *backend, void *to_host, const void 
     return OK;
 }
 
+static status clear(struct backend *backend, void *memory, size_t bytes) {
+    CUDA_TRY(cudaMemsetAsync(memory, 0, bytes, ((struct cuda *)backend)->stream));
+    return OK;
+}
+
 static status host_memory_new(struct backend *backend, void **out, size_t bytes) {
     (void)backend;
     *out = NULL;
@@ -353,6 +358,7 @@ static status open_device(struct cuda *cuda) {
                          cuda->properties.name, cuda->properties.major, cuda->properties.minor);
     TRY(cublaslt_load());
     CUDA_TRY(cudaStreamCreateWithFlags(&cuda->stream, cudaStreamNonBlocking));
+    cuda->backend.stream = cuda->stream;
     cuda->recorder = recorder_new(cuda->options.recording, cuda->stream);
     TRY(copies_new(&cuda->copies, cuda->stream));
     for (int i = 0; i < BACKEND_MARKS; i++)
@@ -371,6 +377,7 @@ status cuda_backend_new(struct backend **out, const struct cuda_options *options
                                      .upload = upload,
                                      .download = download,
                                      .download_later = download_later,
+                                     .clear = clear,
                                      .host_memory_new = host_memory_new,
                                      .host_memory_free = host_memory_free,
                                      .mark = mark,

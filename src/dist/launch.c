@@ -1,0 +1,93 @@
+/* Which communicator there is: launchers tell a process by its environment how many they started. Those of MPI come
+ * first: the variables of others may be left over in what they hand on. */
+#include <stdlib.h>
+#include <unistd.h>
+
+#include "dist/dist.h"
+
+/* In this order: an mpirun or mpiexec may start its own servants by srun, whose variables are then there, too. srun's
+ * are those of a step: a batch script, which has others, is one process. */
+static const struct launcher {
+    const char *ranks, *rank, *name;
+} launchers[] = {
+    {"OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK", "mpirun (Open MPI)"},
+    {"PMI_SIZE", "PMI_RANK", "the launcher (PMI)"},
+    {"SLURM_STEP_NUM_TASKS", "SLURM_PROCID", "srun"},
+};
+
+/* Of those who start processes with their own words. */
+static const char *const variables[] = {"RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"};
+
+static int number_of(const char *variable) {
+    const char *text = getenv(variable);
+    return text ? atoi(text) : 0;
+}
+
+static const struct launcher *find_launcher(void) {
+    for (size_t i = 0; i < sizeof launchers / sizeof *launchers; i++)
+        if (getenv(launchers[i].ranks))
+            return &launchers[i];
+    return NULL;
+}
+
+/* Processes that cannot reach each other fail alike: one of them says it. The others give it time for that, as the
+ * launcher ends all of them when the first one has failed. */
+static status one_voice(const struct launcher *launcher, status code) {
+    if (number_of(launcher->rank) == 0)
+        return code;
+    sleep(1);
+    return status_set(code, "");
+}
+
+#ifdef BERTH_MPI
+static status open_mpi(const struct launcher *launcher, struct comm **out) {
+    int ranks = number_of(launcher->ranks);
+    TRY(comm_mpi_new(out));
+    int seen = (*out)->ranks;
+    if (seen == ranks)
+        return OK;
+    (*out)->free(*out);
+    return one_voice(launcher, bad_input("%s started %d processes, but the MPI of this build sees %d: take the "
+                                         "launcher that belongs to it (with srun: --mpi=pmix or --mpi=pmi2)",
+                                         launcher->name, ranks, seen));
+}
+#else
+static status open_mpi(const struct launcher *launcher, struct comm **out) {
+    (void)out;
+    return one_voice(launcher, bad_input("%s started %d processes, but this berth was built without MPI ('make "
+                                         "features' says why): expected one process, or RANK, WORLD_SIZE, MASTER_ADDR "
+                                         "and MASTER_PORT for each",
+                                         launcher->name, number_of(launcher->ranks)));
+}
+#endif
+
+static bool has_all_variables(void) {
+    bool all = true;
+    for (size_t i = 0; i < sizeof variables / sizeof *variables; i++)
+        all = all && getenv(variables[i]);
+    return all;
+}
+
+static status open_tcp(struct comm **out) {
+    if (has_all_variables())
+        return comm_tcp_new(number_of("RANK"), number_of("WORLD_SIZE"), getenv("MASTER_ADDR"), getenv("MASTER_PORT"),
+                            out);
+    return bad_input("WORLD_SIZE = %s: expected RANK, MASTER_ADDR and MASTER_PORT, too", getenv("WORLD_SIZE"));
+}
+
+#ifdef BERTH_MPI
+enum { HAS_MPI = 1 };
+#else
+enum { HAS_MPI = 0 };
+#endif
+
+status comm_open(struct comm **out) {
+    const struct launcher *launcher = find_launcher();
+    bool launched = launcher && number_of(launcher->ranks) > 1;
+    if (launched && (HAS_MPI || !has_all_variables()))
+        return open_mpi(launcher, out);
+    if (launched || (!launcher && number_of("WORLD_SIZE") > 1))
+        return open_tcp(out);
+    *out = comm_self();
+    return OK;
+}
