@@ -292,6 +292,11 @@ cmocka_count() { sed -n "s/^.*\[  $1 *\] \([0-9]*\) test(s).*/\1/p" "$OUT/parts/
 # times of the operators one by one, BERT-base, 4,096 tokens: `test_optable perf` prints operator, dtype, us, GB/s, GFLOP/s
 add_perf() {
     "$TABLE" perf 4096 768 12 30528 >"$OUT/parts/perf.txt" 2>&1 || { cat "$OUT/parts/perf.txt"; failed "test_optable perf"; }
+    for way in whole blocks; do # attention's backward pass by each of its ways
+        BERTH_ATTENTION_DX=$way "$TABLE" perf 4096 768 12 30528 attention_dx >"$OUT/parts/way.txt" 2>&1 ||
+            { cat "$OUT/parts/way.txt"; failed "test_optable perf, BERTH_ATTENTION_DX=$way"; }
+        awk -v way="$way" 'NR > 2 { $1 = $1 "_" way; print }' "$OUT/parts/way.txt" >>"$OUT/parts/perf.txt"
+    done
     cat "$OUT/parts/perf.txt"
     row ""
     row "Each operator alone, best of 7 runs: $(head -n 1 "$OUT/parts/perf.txt" | sed 's/, [0-9]* threads//')"

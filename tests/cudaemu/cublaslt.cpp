@@ -37,7 +37,7 @@ struct algorithm {
     uint64_t mark, alignment;
 };
 static_assert(sizeof(algorithm) <= sizeof(cublasLtMatmulAlgo_t), "has room");
-constexpr uint64_t ALGORITHM_MARK = 0x6265727468;
+constexpr uint64_t ALGORITHM_MARK = 0x6265727468, NO_ALGORITHM_MARK = 0x6E6F6E65;
 
 template <typename T, typename Handle>
 static cublasStatus_t create(Handle *out, T made) {
@@ -359,7 +359,8 @@ cublasStatus_t cublasLtMatmulPreferenceSetAttribute(cublasLtMatmulPreference_t h
     return set(PREFERENCE_FIELDS, handle, name, value, bytes);
 }
 
-/* One algorithm that needs columns aligned to 16 bytes, where they are, and one that does not. */
+/* One result that is none, as its state says; one algorithm that needs columns aligned to 16 bytes, where they are, and
+ * one that does not. */
 cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t, cublasLtMatmulDesc_t how, cublasLtMatrixLayout_t a,
                                               cublasLtMatrixLayout_t b, cublasLtMatrixLayout_t c,
                                               cublasLtMatrixLayout_t d, cublasLtMatmulPreference_t handle,
@@ -371,6 +372,11 @@ cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t, cublasLtMatmulDe
     if (status != CUBLAS_STATUS_SUCCESS)
         return status;
     uint32_t promised = std::min({wish.alignment_a, wish.alignment_b, wish.alignment_c, wish.alignment_d});
+    if (requested > 1) {
+        results[*count] = {};
+        memcpy(&results[*count].algo, &NO_ALGORITHM_MARK, sizeof NO_ALGORITHM_MARK);
+        results[(*count)++].state = CUBLAS_STATUS_NOT_SUPPORTED;
+    }
     for (uint64_t needs : {16, 1}) {
         if (*count == requested || promised < needs || !columns_fit(p, needs))
             continue;
@@ -391,6 +397,8 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t, cublasLtMatmulDesc_t how, const 
     float one = *static_cast<const float *>(alpha), adds = *static_cast<const float *>(beta);
     algorithm chosen;
     memcpy(&chosen, algo, sizeof chosen);
+    if (chosen.mark == NO_ALGORITHM_MARK)
+        stop("", "cublasLtMatmul: an algorithm of a result whose state says that it is none");
     if (chosen.mark != ALGORITHM_MARK || !stream_is_known(stream))
         return refuse(CUBLAS_STATUS_INVALID_VALUE, "no algorithm of cublasLtMatmulAlgoGetHeuristic, or no stream");
     if (one != 1 || (adds != 0 && adds != 1))

@@ -222,8 +222,9 @@ cudaError_t cudaGetDeviceProperties(cudaDeviceProp *out, int device) {
     memset((void *)out, POISON, sizeof *out);
     snprintf(out->name, sizeof out->name, "berth emulator");
     out->totalGlobalMem = device_bytes();
-    out->major = 9;
-    out->minor = 0;
+    const int capability = (int)number_from("BERTH_EMU_SM", 90);
+    out->major = capability / 10;
+    out->minor = capability % 10;
     out->multiProcessorCount = 4; /* few, so that grids made by it stay small */
     out->sharedMemPerBlockOptin = shared_optin();
     return cudaSuccess;
@@ -319,6 +320,8 @@ const char *cudaGetErrorString(cudaError_t error) { return known(error).message;
 const char *cudaGetErrorName(cudaError_t error) { return known(error).name; }
 
 cudaError_t cudaFuncSetAttribute(const void *function, cudaFuncAttribute name, int value) {
+    if (name == cudaFuncAttributePreferredSharedMemoryCarveout && value >= -1 && value <= 100)
+        return cudaSuccess; /* a wish */
     if (name != cudaFuncAttributeMaxDynamicSharedMemorySize || value < 0 || (size_t)value > shared_optin()) {
         warn("cudaFuncSetAttribute: attribute %d cannot be %d", (int)name, value);
         return result(cudaErrorInvalidValue);

@@ -32,6 +32,7 @@ struct event {
     unsigned asked, done;
     std::shared_ptr<stream> where; /* of the last record asked for */
     double seconds;                /* of the last one done */
+    bool has_time;
 };
 
 /* What handles point to. Work that is not done yet may still need what was destroyed. */
@@ -203,7 +204,11 @@ cudaError_t cudaStreamWaitEvent(cudaStream_t handle, cudaEvent_t for_event, unsi
         submit(handle, work_kind::EVENT, [e, where = e->where, number = e->asked] { do_until(*where, *e, number); }));
 }
 
-cudaError_t cudaEventCreateWithFlags(cudaEvent_t *out, unsigned int) { return events.add(out, {}); }
+cudaError_t cudaEventCreateWithFlags(cudaEvent_t *out, unsigned int flags) {
+    event made = {};
+    made.has_time = !(flags & cudaEventDisableTiming);
+    return events.add(out, made);
+}
 
 cudaError_t cudaEventRecord(cudaEvent_t handle, cudaStream_t on) {
     std::shared_ptr<event> e = events.find(handle);
@@ -229,7 +234,7 @@ cudaError_t cudaEventSynchronize(cudaEvent_t handle) {
 
 cudaError_t cudaEventElapsedTime(float *milliseconds, cudaEvent_t begin, cudaEvent_t end) {
     std::shared_ptr<event> a = events.find(begin), b = events.find(end);
-    if (!a || !b || a->asked == 0 || b->asked == 0)
+    if (!a || !b || a->asked == 0 || b->asked == 0 || !a->has_time || !b->has_time)
         return result(cudaErrorInvalidResourceHandle);
     if (a->done < a->asked || b->done < b->asked)
         return result(cudaErrorNotReady);

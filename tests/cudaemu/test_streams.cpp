@@ -189,6 +189,17 @@ static bool overlooks_error() {
     return cudaStreamEndCapture(s.compute, &graph) == cudaSuccess || graph;
 }
 
+template <unsigned FLAGS>
+static bool has_time() {
+    two_streams s(BOTH_IN_ORDER);
+    cudaEvent_t event;
+    float milliseconds = -1;
+    cudaEventCreateWithFlags(&event, FLAGS);
+    cudaEventRecord(event, s.compute);
+    cudaEventSynchronize(event);
+    return cudaEventElapsedTime(&milliseconds, event, event) == cudaSuccess && milliseconds == 0;
+}
+
 static const test TESTS[] = {
     {"a kernel waits for a late copy", read_after_copy<COPIES, true>, CLEAN, ""},
     {"a kernel does not wait for a late copy", read_after_copy<COPIES, false>, WRONG, ""},
@@ -199,6 +210,8 @@ static const test TESTS[] = {
     {"pinned memory is written after the copy", pinned_is_reused<COPIES, true>, CLEAN, ""},
     {"pinned memory is written before the copy", pinned_is_reused<COPIES, false>, WRONG, ""},
     {"other memory is written at once", pageable_is_reused, CLEAN, ""},
+    {"the time of an event", has_time<cudaEventDefault>, CLEAN, ""},
+    {"the time of an event without one", has_time<cudaEventDisableTiming>, WRONG, ""},
     {"a graph launched twice", launched_twice, CLEAN, ""},
     {"a graph with other arguments", updated<2>, CLEAN, ""},
     {"a graph with more kernels", updated<3>, CLEAN, ""},

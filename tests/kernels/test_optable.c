@@ -172,6 +172,13 @@ static const struct op_case cases[] = {
 };
 enum { CASES = sizeof cases / sizeof *cases };
 
+static const struct op_case *case_of(enum op op) {
+    for (int c = 0; c < CASES; c++)
+        if (cases[c].op == op)
+            return &cases[c];
+    return NULL;
+}
+
 /* --- a call: device operands and reference operands side by side --- */
 
 struct sides {
@@ -660,14 +667,14 @@ static struct attr attr_of(const struct shape *shape, enum activation act) {
                          .classes = shape->classes};
 }
 
-static void check_case(const struct shape *shape, const struct op_case *c, enum dtype compute, enum activation act,
+static void check_attr(const struct shape *shape, const struct op_case *c, enum dtype compute, struct attr attr,
                        bool accumulate, bool evaluate, bool beside) {
     static struct tokens t;
-    struct attr attr = attr_of(shape, act);
     struct sides sides;
     char where[100];
-    snprintf(where, sizeof where, "%s, %s, activation %d%s%s%s", shape->name, dtype_name(compute), act,
-             accumulate ? ", accumulating" : "", evaluate ? ", evaluating" : "", beside ? ", side by side" : "");
+    snprintf(where, sizeof where, "%s, %s, activation %d%s%s%s%s", shape->name, dtype_name(compute), attr.act,
+             attr.probability > 0 ? "" : ", without dropout", accumulate ? ", accumulating" : "",
+             evaluate ? ", evaluating" : "", beside ? ", side by side" : "");
     lay_out(shape, &t);
     make_sides(shape, &t, c, compute, &attr, beside, &sides);
     sides.call.accumulate = sides.ref.accumulate = accumulate;
@@ -681,6 +688,11 @@ static void check_case(const struct shape *shape, const struct op_case *c, enum 
         compare(&sides, c, where);
     }
     free_sides(&sides);
+}
+
+static void check_case(const struct shape *shape, const struct op_case *c, enum dtype compute, enum activation act,
+                       bool accumulate, bool evaluate, bool beside) {
+    check_attr(shape, c, compute, attr_of(shape, act), accumulate, evaluate, beside);
 }
 
 /* --- tests --- */
@@ -810,6 +822,66 @@ static void test_bits_do_not_depend_on_threads(void **state) {
     parallel_set_threads(0);
 }
 
+/* Attention's backward pass on sequences of one block of keys, of several, and of both, by each of the ways that the
+ * CUDA backend can be told to take. Of the long ones a few forms
+ * only: they take the emulator long. */
+static void test_attention_of_many_keys(void **state) {
+    (void)state;
+    static const struct shape many[] = {
+        {"384 and fewer keys, heads of 64", 5, {1, 127, 129, 200, 384}, 1, 64, 64, 8, 64, 61, 0},
+        {"512 keys, heads of 64", 1, {512}, 1, 64, 64, 8, 64, 61, 0},
+        {"heads of 32", 3, {130, 257, 1}, 2, 32, 64, 8, 64, 61, 0},
+        {"heads of 40", 2, {161, 3}, 2, 40, 80, 8, 64, 61, 0},
+        {"heads of 27", 2, {2, 150}, 1, 27, 27, 8, 64, 61, 0},
+        {"heads of 128", 3, {129, 1, 66}, 1, 128, 128, 8, 64, 61, 0},
+    };
+    static const char *const ways[] = {"auto", "whole", "blocks"};
+    struct backend *usual = backend;
+    for (int way = test_on_cuda() ? 1 : 0; way < (test_on_cuda() ? 3 : 1) && !is_left_out(OP_attention_dx); way++) {
+        setenv("BERTH_ATTENTION_DX", ways[way], 1);
+        must(test_backend_new(&backend));
+        for (enum dtype compute = F32; compute <= F16; compute++)
+            for (size_t s = compute == F32 ? 2 : 0; s < sizeof many / sizeof *many; s++)
+                for (int beside = 0; beside < 2; beside++) {
+                    struct attr attr = attr_of(&many[s], ACT_GELU);
+                    if (s < 2 && beside != (compute == BF16))
+                        continue;
+                    attr.probability = beside ? 0.1f : 0;
+                    check_attr(&many[s], case_of(OP_attention_dx), compute, attr, false, false, beside);
+                }
+        backend->free(backend);
+    }
+    unsetenv("BERTH_ATTENTION_DX");
+    backend = usual;
+}
+
+static void test_old_device_is_named(void **state) {
+    (void)state;
+    struct backend *refused;
+    if (!test_on_cuda())
+        skip();
+    setenv("BERTH_EMU_SM", "75", 1);
+    status code = test_backend_new(&refused);
+    unsetenv("BERTH_EMU_SM");
+    if (code == OK) { /* a device, which is new enough */
+        refused->free(refused);
+        skip();
+    }
+    assert_int_equal(code, BAD_INPUT);
+    assert_non_null(strstr(status_message(), "sm_75: expected sm_80 or later"));
+}
+
+static void test_attention_way_is_named(void **state) {
+    (void)state;
+    struct backend *refused;
+    if (!test_on_cuda())
+        skip();
+    setenv("BERTH_ATTENTION_DX", "half", 1);
+    assert_int_equal(test_backend_new(&refused), BAD_INPUT);
+    assert_non_null(strstr(status_message(), "BERTH_ATTENTION_DX=half: expected auto, whole or blocks"));
+    unsetenv("BERTH_ATTENTION_DX");
+}
+
 static const char *const isas[] = {"amx", "avx512", "avx2", "plain", "amx-emulated", "avx512-emulated"};
 
 static void check_instruction_sets(const struct shape *shape, const struct op_case *c, enum dtype compute,
@@ -895,13 +967,6 @@ static const struct pair pairs[] = {
     {OP_attn_dropout, 0, OP_attn_dropout_dx, 0, {Y, 11, NONE}},
     {OP_softmax, 0, OP_softmax_dx, 0, {Y, 10, NONE}},
 };
-
-static const struct op_case *case_of(enum op op) {
-    for (int c = 0; c < CASES; c++)
-        if (cases[c].op == op)
-            return &cases[c];
-    return NULL;
-}
 
 static double weighted_sum(const struct ref_operand *y, const double *weights) {
     double sum = 0;
@@ -1186,9 +1251,12 @@ int main(int argc, char **argv) {
         cmocka_unit_test(test_f32),
         cmocka_unit_test(test_bf16),
         cmocka_unit_test(test_f16),
+        cmocka_unit_test(test_attention_of_many_keys),
         cmocka_unit_test(test_bits_do_not_depend_on_threads),
         cmocka_unit_test(test_instruction_sets),
         cmocka_unit_test(test_isa_is_named),
+        cmocka_unit_test(test_attention_way_is_named),
+        cmocka_unit_test(test_old_device_is_named),
         cmocka_unit_test(test_gradients),
         cmocka_unit_test(test_gradient_of_cross_entropy),
         cmocka_unit_test(test_dropout_rate),
@@ -1197,6 +1265,7 @@ int main(int argc, char **argv) {
         cmocka_unit_test(test_f32),
         cmocka_unit_test(test_bf16),
         cmocka_unit_test(test_f16),
+        cmocka_unit_test(test_attention_of_many_keys),
         cmocka_unit_test(test_bits_do_not_depend_on_threads),
         cmocka_unit_test(test_instruction_sets),
     };

@@ -104,9 +104,9 @@ struct key_stages {
     __device__ tile keys(int key) const { return {data + key / SHAPE::KEYS % SHAPE::STAGES * 2 * tile::ELEMENTS}; }
     __device__ tile values(int key) const { return {keys(key).data + tile::ELEMENTS}; }
     __device__ void ask_for(int key) const {
-        head_rows head = head_of_block(a);
-        fill<SHAPE::THREADS>(keys(key), rows_of(k, a.stride, a, head).from_row(key));
-        fill<SHAPE::THREADS>(values(key), rows_of(v, a.stride, a, head).from_row(key));
+        head_rows again = head_of_block(a); /* rather than what `head` would keep in registers */
+        fill<SHAPE::THREADS>(keys(key), rows_of(k, a.stride, a, again).from_row(key));
+        fill<SHAPE::THREADS>(values(key), rows_of(v, a.stride, a, again).from_row(key));
         copy_async_commit();
     }
     /* Until the tiles from `key` on are there, which one stage alone can only ask for now. */
@@ -132,6 +132,9 @@ inline status allow_shared(struct cuda *cuda, KERNEL kernel, int bytes) {
         return failed(
             "attention needs %d bytes of shared memory in a block, but this device has %d: sm_80 or newer is needed",
             bytes, cuda_shared_limit(cuda));
+    /* and as many blocks on a multiprocessor as its shared memory holds, not its default share of it */
+    CUDA_TRY(cudaFuncSetAttribute((const void *)kernel, cudaFuncAttributePreferredSharedMemoryCarveout,
+                                  cudaSharedmemCarveoutMaxShared));
     return cuda_check(cudaFuncSetAttribute((const void *)kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes),
                       "shared memory");
 }

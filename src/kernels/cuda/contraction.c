@@ -155,8 +155,11 @@ static status propose(const struct lt *lt, const struct product *p, const struct
         LT_TRY_GOTO(cublaslt.MatmulPreferenceSetAttribute(preference, addresses[i], &aligned, sizeof aligned), done);
     cublasStatus_t said = cublaslt.MatmulAlgoGetHeuristic(lt->library, d->product, d->a, d->b, d->c, d->c, preference,
                                                           PROPOSALS, found, count);
-    if (said != CUBLAS_STATUS_SUCCESS)
-        *count = 0; /* NOT_SUPPORTED, or INVALID_VALUE for an epilogue that these types do not have */
+    int valid = 0; /* none after NOT_SUPPORTED, or INVALID_VALUE for an epilogue that these types do not have */
+    for (int i = 0; said == CUBLAS_STATUS_SUCCESS && i < *count; i++)
+        if (found[i].state == CUBLAS_STATUS_SUCCESS) /* the others' fields mean nothing */
+            found[valid++] = found[i];
+    *count = valid;
 done:
     cublaslt.MatmulPreferenceDestroy(preference);
     return code;

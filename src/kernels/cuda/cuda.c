@@ -26,6 +26,7 @@ struct cuda {
     struct copies *copies;
     struct recorder *recorder;
     struct lt *lt;
+    enum attention_way attention_way;
     void *workspace, *converted;
     struct constant *constants;
     int constant_count, constant_capacity;
@@ -51,6 +52,7 @@ status cuda_decoder_dx(struct cuda *cuda, const struct op_call *call) {
 cudaStream_t cuda_stream(struct cuda *cuda) { return cuda->stream; }
 int cuda_multiprocessors(const struct cuda *cuda) { return cuda->properties.multiProcessorCount; }
 int cuda_shared_limit(const struct cuda *cuda) { return (int)cuda->properties.sharedMemPerBlockOptin; }
+enum attention_way cuda_attention_way(const struct cuda *cuda) { return cuda->attention_way; }
 void *cuda_workspace(struct cuda *cuda) { return cuda->workspace; }
 void *cuda_converted_memory(struct cuda *cuda) { return cuda->converted; }
 
@@ -160,7 +162,8 @@ static status reach(struct backend *backend, int mark) {
 static double seconds_between(struct backend *backend, int from, int to) {
     const cudaEvent_t *marks = ((struct cuda *)backend)->marks;
     float milliseconds = 0;
-    cudaEventElapsedTime(&milliseconds, marks[from], marks[to]);
+    if (cudaEventElapsedTime(&milliseconds, marks[from], marks[to]) != cudaSuccess)
+        cudaGetLastError(); /* or the next launch would find it */
     return 1e-3 * milliseconds;
 }
 
@@ -185,14 +188,12 @@ enum { ROUNDS = 5 };
 static double seconds_of_run(struct cuda *cuda, status (*work)(struct cuda *cuda, void *ctx), void *ctx,
                              cudaEvent_t began, cudaEvent_t ended) {
     float milliseconds = 0;
-    cudaEventRecord(began, cuda->stream);
-    if (work(cuda, ctx) != OK)
-        return 0;
-    cudaEventRecord(ended, cuda->stream);
-    if (cudaEventSynchronize(ended) != cudaSuccess)
-        return 0;
-    cudaEventElapsedTime(&milliseconds, began, ended);
-    return 1e-3 * milliseconds;
+    bool done = cudaEventRecord(began, cuda->stream) == cudaSuccess && work(cuda, ctx) == OK &&
+                cudaEventRecord(ended, cuda->stream) == cudaSuccess && cudaEventSynchronize(ended) == cudaSuccess &&
+                cudaEventElapsedTime(&milliseconds, began, ended) == cudaSuccess;
+    if (!done)
+        cudaGetLastError(); /* or the next launch would find it */
+    return done ? 1e-3 * milliseconds : 0;
 }
 
 double cuda_time(struct cuda *cuda, status (*work)(struct cuda *cuda, void *ctx), void *ctx, int rounds) {
@@ -328,8 +329,21 @@ static void cuda_free(struct backend *backend) {
     free(cuda);
 }
 
+static status choose_attention_way(enum attention_way *way) {
+    const char *chosen = getenv("BERTH_ATTENTION_DX");
+    if (!chosen || strcmp(chosen, "auto") == 0)
+        *way = ATTENTION_WAY_AUTO;
+    else if (strcmp(chosen, "whole") == 0)
+        *way = ATTENTION_WAY_WHOLE;
+    else if (strcmp(chosen, "blocks") == 0)
+        *way = ATTENTION_WAY_BLOCKS;
+    else
+        return bad_input("BERTH_ATTENTION_DX=%s: expected auto, whole or blocks", chosen);
+    return OK;
+}
+
 static status open_device(struct cuda *cuda) {
-    TRY(cublaslt_load());
+    TRY(choose_attention_way(&cuda->attention_way));
     int count = cuda_device_count();
     if (count == 0)
         return bad_input(
@@ -339,6 +353,10 @@ static status open_device(struct cuda *cuda) {
         return bad_input("CUDA device %d was asked for, but there are only %d", cuda->options.device, count);
     CUDA_TRY(cudaSetDevice(cuda->options.device));
     CUDA_TRY(cudaGetDeviceProperties(&cuda->properties, cuda->options.device));
+    if (cuda->properties.major < 8)
+        return bad_input("CUDA device %d is %s, sm_%d%d: expected sm_80 or later", cuda->options.device,
+                         cuda->properties.name, cuda->properties.major, cuda->properties.minor);
+    TRY(cublaslt_load());
     CUDA_TRY(cudaStreamCreateWithFlags(&cuda->stream, cudaStreamNonBlocking));
     cuda->backend.stream = cuda->stream;
     cuda->recorder = recorder_new(cuda->options.recording, cuda->stream);

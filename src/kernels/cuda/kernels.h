@@ -22,6 +22,11 @@ cudaStream_t cuda_stream(struct cuda *cuda);
 int cuda_multiprocessors(const struct cuda *cuda);
 int cuda_shared_limit(const struct cuda *cuda);
 
+/* BERTH_ATTENTION_DX, for tests and measurements: which way attention's backward pass takes for sequences of several
+ * blocks of keys (attention_dx.cu). */
+enum attention_way { ATTENTION_WAY_AUTO, ATTENTION_WAY_WHOLE, ATTENTION_WAY_BLOCKS };
+enum attention_way cuda_attention_way(const struct cuda *cuda);
+
 /* Device memory for what lives only within one operator: partial sums, split products. All operators use the same. */
 enum { CUDA_WORKSPACE_BYTES = 64 << 20 };
 void *cuda_workspace(struct cuda *cuda);

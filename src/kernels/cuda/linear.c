@@ -131,17 +131,29 @@ status cuda_linear_bias(struct cuda *cuda, const struct op_call *call) {
     return add_bias(cuda, call, &call->in[0], &call->in[1], &call->in[2], &call->out[0]);
 }
 
-/* dw = dy^T x and db = the column sums of dy, which is the same product with a column of ones. */
+/* db += sums */
+static status add_sums(struct cuda *cuda, const struct op_call *call, const struct operand *db, float *sums) {
+    struct op_call add = *call;
+    int64_t count = db->rows * db->columns;
+    add.op = OP_add;
+    add.in[0] = (struct operand){
+        .data = db->data, .dtype = F32, .rows = 1, .padded_rows = 1, .columns = count, .stride = count};
+    add.in[1] = add.out[0] = add.in[0];
+    add.in[1].data = sums;
+    return cuda_add(cuda, &add);
+}
+
+/* dw = dy^T x and db = the column sums of dy, which is the same product with a column of ones. The library writes these
+ * sums, it cannot add to them: where they are added, it writes them elsewhere, so that dy is read once all the same. */
 static status gradients(struct cuda *cuda, const struct op_call *call, const struct operand *dy,
                         const struct operand *x, const struct operand *dw, const struct operand *db) {
     struct product product = gradient(dy, x, dw, call->accumulate), fused = product;
-    bool done;
+    bool fits = product.m <= CUDA_CONVERTED_MOST / 2, done; /* floats, in memory of so many numbers of 16 bits */
     fused.epilogue = EPILOGUE_ROW_SUMS;
-    fused.vector = db->data;
-    TRY(run_fused(cuda, &fused, !call->accumulate && product.k > 0,
-                  &done)); /* it writes the sums, it cannot add to them */
+    fused.vector = call->accumulate ? cuda_converted_memory(cuda) : db->data;
+    TRY(run_fused(cuda, &fused, product.k > 0 && (fits || !call->accumulate), &done));
     if (done)
-        return OK;
+        return call->accumulate ? add_sums(cuda, call, db, fused.vector) : OK;
     TRY(run(cuda, &product));
     struct op_call sums = *call;
     sums.op = OP_bias_dw;

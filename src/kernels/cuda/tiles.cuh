@@ -29,6 +29,23 @@ struct tile {
     }
 };
 
+/* The same without runs and without a byte between rows, for kernels that have registers to spare for addresses: packs
+ * of 16 bytes change places within a row, so that those of eight rows below each other stand in different banks. Pack c
+ * of row r stands at place c ^ r; rows shorter than all banks, LINE of them in one line, at c ^ r / LINE. */
+template <typename T, int ROWS_, int COLUMNS_>
+struct swizzled_tile {
+    using type = T;
+    static constexpr int ROWS = ROWS_, COLUMNS = COLUMNS_, ELEMENTS = ROWS * COLUMNS, BANKS = 128 / (int)sizeof(T);
+    static constexpr int LINE = COLUMNS < BANKS ? BANKS / COLUMNS : 1;
+    static constexpr int PLACES = (COLUMNS < BANKS ? COLUMNS : BANKS) / PACK<T>;
+    T *data;
+
+    __device__ T *at(int row, int column) const {
+        return data + row * COLUMNS + (column ^ row / LINE % PLACES * PACK<T>);
+    }
+    __device__ static int row_of(int block, int c) { return 8 * block + c; }
+};
+
 /* Rows of a matrix in global memory; those from `rows` and columns from `columns` on are zero. */
 template <typename T>
 struct matrix {
