@@ -1,5 +1,6 @@
 /* Which communicator there is: launchers tell a process by its environment how many they started. Those of MPI come
  * first: the variables of others may be left over in what they hand on. */
+#include <limits.h>
 #include <stdlib.h>
 #include <unistd.h>
 
@@ -68,11 +69,24 @@ static bool has_all_variables(void) {
     return all;
 }
 
+/* A variable that a person or a script may have set. Not there: 0. */
+static status read_number(const char *variable, int *number) {
+    const char *text = getenv(variable);
+    char *end;
+    long value = text ? strtol(text, &end, 10) : 0;
+    *number = (int)value;
+    if (text && (end == text || *end || value < 0 || value > INT_MAX))
+        return bad_input("%s = %s: expected a whole number from 0 on", variable, text);
+    return OK;
+}
+
 static status open_tcp(struct comm **out) {
+    int rank, ranks;
+    TRY(read_number("RANK", &rank));
+    TRY(read_number("WORLD_SIZE", &ranks));
     if (has_all_variables())
-        return comm_tcp_new(number_of("RANK"), number_of("WORLD_SIZE"), getenv("MASTER_ADDR"), getenv("MASTER_PORT"),
-                            out);
-    return bad_input("WORLD_SIZE = %s: expected RANK, MASTER_ADDR and MASTER_PORT, too", getenv("WORLD_SIZE"));
+        return comm_tcp_new(rank, ranks, getenv("MASTER_ADDR"), getenv("MASTER_PORT"), out);
+    return bad_input("WORLD_SIZE = %d: expected RANK, MASTER_ADDR and MASTER_PORT, too", ranks);
 }
 
 #ifdef BERTH_MPI
@@ -86,7 +100,10 @@ status comm_open(struct comm **out) {
     bool launched = launcher && number_of(launcher->ranks) > 1;
     if (launched && (HAS_MPI || !has_all_variables()))
         return open_mpi(launcher, out);
-    if (launched || (!launcher && number_of("WORLD_SIZE") > 1))
+    int ranks = 0;
+    if (!launcher)
+        TRY(read_number("WORLD_SIZE", &ranks));
+    if (launched || ranks > 1)
         return open_tcp(out);
     *out = comm_self();
     return OK;

@@ -301,6 +301,10 @@ def described():
     text = run(2, "config").stdout
     assert len(re.findall(r"^processes: 2 processes on 1 machine, MPI \d", text, re.M)) == 1 and text.count("[model]") == 1, text
     assert "\nprocesses: one process\n" in run(1, "config").stdout
+    own = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "localhost", "MASTER_PORT": "5000"}
+    for variable, value in (("WORLD_SIZE", "abc"), ("WORLD_SIZE", "-2"), ("RANK", "1x"), ("RANK", "2"), ("MASTER_PORT", "port")):
+        process = subprocess.run([BERTH, "config"], capture_output=True, text=True, env={**os.environ, **own, variable: value}, timeout=60)
+        assert process.returncode == 2 and process.stderr.count("\n") == 1 and f"{variable} = {value}" in process.stderr, process
 
 
 def emulated(data, folder):
