@@ -45,6 +45,16 @@ void log_warn(const char *format, ...) {
     va_end(args);
 }
 
+void log_warn_of(int rank, const char *format, ...) {
+    char prefix[40] = "warning: ";
+    if (rank > 0)
+        snprintf(prefix, sizeof prefix, "warning: rank %d: ", rank);
+    va_list args;
+    va_start(args, format);
+    print_line(prefix, format, args);
+    va_end(args);
+}
+
 void log_error(const char *format, ...) {
     va_list args;
     va_start(args, format);

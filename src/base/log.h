@@ -10,6 +10,8 @@
  * again by its next update. */
 void log_info(const char *format, ...) __attribute__((format(printf, 1, 2)));
 void log_warn(const char *format, ...) __attribute__((format(printf, 1, 2)));
+/* A warning that no other rank can give: said by any, which is named unless it is 0. */
+void log_warn_of(int rank, const char *format, ...) __attribute__((format(printf, 2, 3)));
 void log_error(const char *format, ...) __attribute__((format(printf, 1, 2)));
 void log_set_quiet(bool quiet);
 

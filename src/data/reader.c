@@ -186,7 +186,9 @@ static status load(struct reader *reader, const struct draw *draw) {
     const struct dataset *view = &reader->mixture.views[draw->source];
     status code = shard_read(&view->shards[slot->file], &slot->extent, &limits, &held->block);
     if (code == BAD_INPUT && reader->mixture.dataset->skip_bad) {
-        log_warn("%lld sequences left out: %s", (long long)slot->extent.sequences, status_message());
+        if (options->rank == 0 || !options->batch_tokens) /* where a step is filled by tokens, all read all blocks */
+            log_warn_of((int)options->rank, "%lld sequences left out: %s", (long long)slot->extent.sequences,
+                        status_message());
         held->left_out = true;
         return OK;
     }

@@ -97,14 +97,17 @@ enum { HAS_MPI = 0 };
 
 status comm_open(struct comm **out) {
     const struct launcher *launcher = find_launcher();
-    bool launched = launcher && number_of(launcher->ranks) > 1;
-    if (launched && (HAS_MPI || !has_all_variables()))
-        return open_mpi(launcher, out);
-    int ranks = 0;
-    if (!launcher)
-        TRY(read_number("WORLD_SIZE", &ranks));
-    if (launched || ranks > 1)
+    int launched = launcher && number_of(launcher->ranks) > 1 ? number_of(launcher->ranks) : 1, own = 0;
+    if (launched == 1 || has_all_variables())
+        TRY(read_number("WORLD_SIZE", &own));
+    /* a launcher may have started others, of which each started some with words of its own */
+    if (own > launched || (launched > 1 && own > 1 && !HAS_MPI))
         return open_tcp(out);
+    if (launched > 1)
+        return open_mpi(launcher, out);
+    if (!getenv("WORLD_SIZE") && getenv("RANK") && getenv("MASTER_ADDR"))
+        return bad_input("RANK = %s and MASTER_ADDR = %s: expected WORLD_SIZE, too", getenv("RANK"),
+                         getenv("MASTER_ADDR"));
     *out = comm_self();
     return OK;
 }

@@ -104,7 +104,8 @@ status nccl_new(struct nccl **out, struct comm *comm, void *stream) {
     TRY(comm_agree(comm, first_of_all(nccl, comm, &id)));
     TRY(comm->broadcast(comm, 0, &id, sizeof id));
     ncclResult_t result = library.CommInitRank(&nccl->comm, comm->ranks, id, comm->rank);
-    return comm_agree(comm, check(nccl, result, "ncclCommInitRank (has each process a GPU of its own?)"));
+    /* not agreed on: the others may still wait in there for the one that failed, which then ends all */
+    return check(nccl, result, "ncclCommInitRank (has each process a GPU of its own?)");
 }
 
 status nccl_sum_f32(struct nccl *nccl, float *values, int64_t count) {

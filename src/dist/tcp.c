@@ -178,11 +178,21 @@ static status introduce(struct tcp *tcp, int rank, int port) {
     return exchange(tcp, rank, (const char *)&hello, sizeof hello, rank, NULL, 0);
 }
 
+/* Of two ends that try at once, as one does that is given the very port to which it goes. */
+static bool is_own_end(int socket) {
+    struct sockaddr_storage here = {0}, there = {0};
+    socklen_t here_size = sizeof here, there_size = sizeof there;
+    return getsockname(socket, (struct sockaddr *)&here, &here_size) == 0 &&
+           getpeername(socket, (struct sockaddr *)&there, &there_size) == 0 && here_size == there_size &&
+           memcmp(&here, &there, here_size) == 0;
+}
+
 static int connect_to(const struct sockaddr *address, socklen_t size) {
     int made = socket(address->sa_family, SOCK_STREAM | SOCK_CLOEXEC, 0);
-    if (made >= 0 && connect(made, address, size) == 0)
+    bool connected = made >= 0 && connect(made, address, size) == 0;
+    if (connected && !is_own_end(made))
         return made;
-    int why = errno;
+    int why = connected ? ECONNREFUSED : errno;
     if (made >= 0)
         close(made);
     errno = why;
@@ -369,7 +379,9 @@ static void adopt_local_rank(struct comm *comm) {
 }
 
 status comm_tcp_new(int rank, int ranks, const char *host, const char *port, struct comm **out) {
-    if (rank < 0 || rank >= ranks || atoi(port) < 1 || atoi(port) > 65535)
+    char *end;
+    long number = strtol(port, &end, 10);
+    if (rank < 0 || rank >= ranks || end == port || *end || number < 1 || number > 65535)
         return bad_input(
             "RANK = %d, WORLD_SIZE = %d, MASTER_PORT = %s: expected a rank from 0 to WORLD_SIZE - 1, and a port", rank,
             ranks, port);

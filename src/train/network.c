@@ -174,6 +174,8 @@ status network_queue(struct network *network, const struct step_data *data) {
         result->seconds = data->waited;
     }
     TRY(count_global_batch(network, data, result));
+    if (result->sequences == 0) /* the same on all ranks */
+        return comm_agree(network->comm, bad_input("all sequences of a step lie in broken shards"));
     TRY(feed_scales(network->feed, result->masked, result->sequences));
     for (int64_t micro = 0; micro < data->micro_batches; micro++) {
         TRY(feed_batch(network->feed, &data->batches[micro]));
@@ -244,7 +246,7 @@ status network_evaluate(struct network *network, const struct dataset *dataset, 
     int64_t rows = dataset_rows(dataset);
     if (limit > 0 && limit < rows)
         rows = limit;
-    struct reader_options options = {.global_batch = micro_batch * network->comm->ranks,
+    struct reader_options options = {.global_batch = micro_batch,
                                      .micro_batch = micro_batch,
                                      .rank = network->comm->rank,
                                      .ranks = network->comm->ranks,

@@ -146,13 +146,15 @@ def children(process):
     sys.exit(f"FAILED: mpirun started {len(found)} processes")
 
 
-def by_tcp(data, name, program, kill, more=()):
-    """Without MPI: two processes with variables that tell where rank 0 is; `kill`: rank 1, after a step. What they said, exit codes."""
+def free_port():
     with socket.socket() as free:
         free.bind(("", 0))
-        port = free.getsockname()[1]
+        return free.getsockname()[1]
 
-    own = {"WORLD_SIZE": "2", "MASTER_ADDR": "localhost", "MASTER_PORT": str(port)}
+
+def by_tcp(data, name, program, kill, more=()):
+    """Without MPI: two processes with variables that tell where rank 0 is; `kill`: rank 1, after a step. What they said, exit codes."""
+    own = {"WORLD_SIZE": "2", "MASTER_ADDR": "localhost", "MASTER_PORT": str(free_port())}
     processes = [subprocess.Popen([program, *training(data, name, *more)], stderr=subprocess.PIPE, text=True, env={**os.environ, **own, "RANK": rank})
                  for rank in ("0", "1")]
     try:
@@ -253,7 +255,7 @@ def refused(data, name, says, first=(), second=(), place=None, before="", code=2
     process = subprocess.run(command, capture_output=True, text=True, env=ENVIRONMENT, timeout=60)
     said = [line for line in process.stderr.splitlines() if line.startswith("berth: ")]  # mpirun has its own words on processes that fail
     assert process.returncode == code and len(said) == 1 and re.search(says, said[0]), f"{says}: exit {process.returncode}\n{process.stderr}"
-    assert not os.path.exists(name) or "row 20" in says or code == 1, f"{says}: wrong input left a run folder"
+    assert not os.path.exists(name) or "row 20" in says or "broken" in says or code == 1, f"{says}: wrong input left a run folder"
 
 
 def break_rows(path, length=32):
@@ -282,6 +284,7 @@ def one_voice(data, folder):
         file.write(b"\0\0\0\x3f")
     resumed = ["checkpoint.dir=run", "train.steps=9"]
     alone = ["train.global_batch=1"]
+    everywhere = [f"data.train={broken}/shards/train", "data.on_bad_shard=skip", "train.eval_every=0"]
     cases = [
         (r"^berth: .*train\.steps = '0'", ["train.steps=0"], ["train.steps=0"]),
         (r"^berth: train\.global_batch = 1 sequences, but there are 2 processes", alone, alone),
@@ -291,6 +294,7 @@ def one_voice(data, folder):
         (r"^berth: rank 1: data\.train .*expected the same as on rank 0", relative, relative, fewer),
         (r"^berth: rank 1: shards/train/.*row 20", relative, relative, broken),
         (r"^berth: rank 1: weights, moments and steps at the start: expected the same as on rank 0", resumed, resumed, broken),
+        (r"^berth: all sequences of a step lie in broken shards", everywhere, everywhere),
         (r"^berth: rank 0: .*No space left", [], [], None, "env BERTH_FAULT=20", 1),  # in the middle of the run
     ]
     in_parallel([(refused, data, f"{folder}/refused-{i}", *case) for i, case in enumerate(cases)])
@@ -305,6 +309,18 @@ def described():
     for variable, value in (("WORLD_SIZE", "abc"), ("WORLD_SIZE", "-2"), ("RANK", "1x"), ("RANK", "2"), ("MASTER_PORT", "port")):
         process = subprocess.run([BERTH, "config"], capture_output=True, text=True, env={**os.environ, **own, variable: value}, timeout=60)
         assert process.returncode == 2 and process.stderr.count("\n") == 1 and f"{variable} = {value}" in process.stderr, process
+    # what a launcher started, one on each machine, may start others itself
+    own["MASTER_PORT"] = str(free_port())
+    one_of_srun = {**os.environ, **own, "SLURM_STEP_NUM_TASKS": "1", "SLURM_PROCID": "0"}
+    both = [subprocess.Popen([BERTH, "config"], stdout=subprocess.PIPE, text=True, env={**one_of_srun, "RANK": rank}) for rank in ("0", "1")]
+    said = [process.communicate(timeout=60)[0] for process in both]
+    assert "\nprocesses: 2 processes" in said[0] and said[1] == "", said
+
+
+def held_out(data):
+    """The same sequences, whatever the number of processes."""
+    said = [run(ranks, "eval", f"{data}/run", f"data.eval={data}/shards/eval", "train.eval_sequences=10", "train.micro_batch=4").stdout for ranks in (1, 2, 3)]
+    assert re.search(r"sequences +12\n", said[0]) and said[0] == said[1] == said[2], said
 
 
 def emulated(data, folder):
@@ -349,6 +365,7 @@ def main():
             resume(data, folder)
             without_mpi(data, folder)
             one_voice(data, folder)
+            held_out(data)
     print("check_ranks: passed")
 
 
