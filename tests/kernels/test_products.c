@@ -169,7 +169,7 @@ static void check_floats(const char *isa, bool transpose_a, bool transpose_b, bo
                        (transpose_b ? value_at(&b, n, k) : value_at(&b, k, n));
             expect(value_at(&c, m, n), sum, n < N ? K : 0, isa, "floats");
         }
-    free(a.data), free(b.data), free(c.data), free(before.data);
+    memory_free(a.data), memory_free(b.data), memory_free(c.data), memory_free(before.data);
 }
 
 static void test_products_of_floats(void **state) {
