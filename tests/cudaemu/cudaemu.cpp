@@ -258,6 +258,16 @@ void shared_pointer_check(const void *p, size_t bytes, size_t alignment) {
     check_shared(p, bytes, alignment, __builtin_return_address(0));
 }
 
+void bank_check(const void *const rows[32]) {
+    for (int first = 0; first < 32; first += 8)
+        for (int i = first; i < first + 8; i++)
+            for (int j = first; j < i; j++)
+                if ((uintptr_t)rows[i] % 128 == (uintptr_t)rows[j] % 128 && rows[i] != rows[j])
+                    stop(place_name(__builtin_return_address(0)),
+                         "bank conflict: rows %d and %d of an 8x8 matrix, %td bytes apart in %s", j % 8, i % 8,
+                         (const char *)rows[i] - (const char *)rows[j], memory_name(rows[j]).c_str());
+}
+
 void misaligned(const void *p, size_t alignment) { check_aligned(p, alignment, __builtin_return_address(0)); }
 
 void atomic_access(const void *p, size_t bytes, const void *return_address) {

@@ -41,6 +41,10 @@ void *dynamic_shared();
 /* Stops unless [p, p + bytes) is shared memory of this block, dynamic or of one variable, and aligned. */
 void shared_pointer_check(const void *p, size_t bytes, size_t alignment);
 
+/* Stops unless a warp's ldmatrix, whose lane i points to row i % 8 of matrix i / 8, finds the rows of each matrix in
+ * different banks: in one step of shared memory. */
+void bank_check(const void *const rows[32]);
+
 void misaligned(const void *p, size_t alignment);
 
 /* Of a vector access. */

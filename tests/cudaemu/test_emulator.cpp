@@ -286,6 +286,24 @@ static bool loaded_by_four() {
     return out.host()[1] == 4 + 5 + 6 + 7;
 }
 
+/* Eight rows of 16 bytes, STRIDE bytes apart. */
+template <int STRIDE>
+__global__ void read_matrices(float *out) {
+    alignas(16) __shared__ char rows[8 * 144];
+    const void *row = rows + threadIdx.x % 8 * STRIDE, *all[32];
+    emu::warp_exchange(&row, sizeof row, all, ALL);
+    if (threadIdx.x == 0)
+        emu::bank_check(all);
+    out[threadIdx.x] = STRIDE;
+}
+
+template <int STRIDE>
+static bool matrices_read() {
+    device_array<float> out(32);
+    LAUNCH(read_matrices<STRIDE>, 1, 32, 0, out.data);
+    return out.host()[31] == STRIDE;
+}
+
 template <bool FREED>
 static bool after_free() {
     device_array<float> out(100);
@@ -485,6 +503,9 @@ static const test TESTS[] = {
     {"a write beyond a shared variable", filled_fixed<1>, ADDRESS, "AddressSanitizer: global-buffer-overflow"},
     {"aligned vectors", loaded_by_four<0>, CLEAN, ""},
     {"a misaligned vector", loaded_by_four<1>, FAULT, "misaligned access"},
+    {"rows of a matrix in different banks", matrices_read<144>, CLEAN, ""},
+    {"rows of a matrix in the same banks", matrices_read<64>, FAULT,
+     "bank conflict: rows 0 and 2 of an 8x8 matrix, 128 bytes apart in byte 0 of shared rows"},
     {"a read beyond device memory", loaded_by_four<100>, OUT_OF_BOUNDS,
      ADDRESSES_SEEN ? "AddressSanitizer" : " of 544 bytes of device memory"},
     {"memory in use", after_free<false>, CLEAN, ""},

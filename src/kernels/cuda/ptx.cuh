@@ -46,6 +46,8 @@ void load_matrices(uint32_t (&to)[4], const T *row, bool transposed) {
     const T *rows[WARP];
     emu::shared_pointer_check(row, 16, 16);
     emu::warp_exchange(&row, sizeof row, rows, ALL_LANES);
+    if (lane_id() == 0)
+        emu::bank_check(reinterpret_cast<const void *const *>(rows));
     int g = lane_id() / 4, t = lane_id() % 4;
     for (int i = 0; i < 4; i++) {
         T pair[2];
