@@ -69,11 +69,11 @@ static bool has_all_variables(void) {
     return all;
 }
 
-/* A variable that a person or a script may have set. Not there: 0. */
+/* A variable that a person or a script may have set. Not there: *number stays. */
 static status read_number(const char *variable, int *number) {
     const char *text = getenv(variable);
     char *end;
-    long value = text ? strtol(text, &end, 10) : 0;
+    long value = text ? strtol(text, &end, 10) : *number;
     *number = (int)value;
     if (text && (end == text || *end || value < 0 || value > INT_MAX))
         return bad_input("%s = %s: expected a whole number from 0 on", variable, text);
@@ -81,11 +81,12 @@ static status read_number(const char *variable, int *number) {
 }
 
 static status open_tcp(struct comm **out) {
-    int rank, ranks;
+    int rank = 0, ranks = 0, patience = 300;
     TRY(read_number("RANK", &rank));
     TRY(read_number("WORLD_SIZE", &ranks));
+    TRY(read_number("BERTH_PATIENCE", &patience));
     if (has_all_variables())
-        return comm_tcp_new(rank, ranks, getenv("MASTER_ADDR"), getenv("MASTER_PORT"), out);
+        return comm_tcp_new(rank, ranks, getenv("MASTER_ADDR"), getenv("MASTER_PORT"), patience, out);
     return bad_input("WORLD_SIZE = %d: expected RANK, MASTER_ADDR and MASTER_PORT, too", ranks);
 }
 
