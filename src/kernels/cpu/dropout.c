@@ -87,6 +87,17 @@ static PER_ISA(void, keep_floats,
     }
 }
 
+static PER_ISA(void, keep_and_add,
+               (const uint8_t *bytes, int64_t count, int threshold, float scale, const float *x, const float *added,
+                float *y),
+               (bytes, count, threshold, scale, x, added, y)) {
+#pragma GCC ivdep
+    for (int64_t i = 0; i < count; i++) {
+        float kept = x[i] * scale; /* as above */
+        y[i] = (bytes[i] < threshold ? 0.0f : kept) + added[i];
+    }
+}
+
 /* The bytes of elements from `at` on, of as many as MOST counters serve or fewer; sets how many. */
 static const uint8_t *next_bytes(const struct dropout_place *place, int64_t at, int64_t end, uint8_t *bytes,
                                  int64_t *count) {
@@ -112,6 +123,16 @@ void dropout_floats(const struct dropout_place *place, int64_t count, int thresh
     for (int64_t at = place->first; at < end; at += served, x += served, y += served) {
         const uint8_t *from = next_bytes(place, at, end, bytes, &served);
         keep_floats(from, served, threshold, scale, x, y);
+    }
+}
+
+void dropout_add(const struct dropout_place *place, int64_t count, int threshold, float scale, const float *x,
+                 const float *added, float *y) {
+    uint8_t bytes[MOST * BYTES];
+    int64_t end = place->first + count, served;
+    for (int64_t at = place->first; at < end; at += served, x += served, added += served, y += served) {
+        const uint8_t *from = next_bytes(place, at, end, bytes, &served);
+        keep_and_add(from, served, threshold, scale, x, added, y);
     }
 }
 

@@ -8,15 +8,22 @@
 
 enum { BLOCK = 128 };
 
-/* y = dropout(x) of a row of tokens; the identity without a probability, and in evaluation. */
-static const float *drop_row(const struct op_call *call, int64_t row, int64_t n, const float *x, float *y) {
-    float probability = call->attr->probability;
-    if (probability == 0 || call->evaluate)
-        return x;
+/* Whether dropout is more than the identity. */
+static bool drops(const struct op_call *call) { return call->attr->probability != 0 && !call->evaluate; }
+
+static struct dropout_place place_of(const struct op_call *call, int64_t row) {
     const struct ragged *ragged = call->ragged;
     int64_t sequence = ragged->token_sequence[row], position = row - ragged->starts[sequence];
-    struct dropout_place place = {call->seed, call->attr->site, ragged->sequence_numbers[sequence],
+    return (struct dropout_place){call->seed, call->attr->site, ragged->sequence_numbers[sequence],
                                   position * call->hidden};
+}
+
+/* y = dropout(x) of a row of tokens */
+static const float *drop_row(const struct op_call *call, int64_t row, int64_t n, const float *x, float *y) {
+    if (!drops(call))
+        return x;
+    float probability = call->attr->probability;
+    struct dropout_place place = place_of(call, row);
     dropout_floats(&place, n, dropout_threshold(probability), dropout_scale(probability), x, y);
     return y;
 }
@@ -28,6 +35,17 @@ static PER_ISA(void, add_rows, (const float *a, const float *b, float *y, int64_
 #pragma GCC ivdep
     for (int64_t i = 0; i < n; i++)
         y[i] = a[i] + b[i];
+}
+
+/* y = dropout(x) + added */
+static void drop_and_add(const struct op_call *call, int64_t row, int64_t n, const float *x, const float *added,
+                         float *y) {
+    float probability = call->attr->probability;
+    struct dropout_place place = place_of(call, row);
+    if (drops(call))
+        dropout_add(&place, n, dropout_threshold(probability), dropout_scale(probability), x, added, y);
+    else
+        add_rows(x, added, y, n);
 }
 
 /* y = layernorm(sum); the row's statistics go to outputs 2 and 3. */
@@ -47,7 +65,7 @@ static void drop_add_norm(struct cpu *cpu, const struct op_call *call, int64_t r
         add_rows(x, bias, sum, n);
         x = sum;
     }
-    add_rows(drop_row(call, row, n, x, sum), row_read(residual, row, cpu_scratch(cpu, 1, n)), sum, n);
+    drop_and_add(call, row, n, x, row_read(residual, row, cpu_scratch(cpu, 1, n)), sum);
     float *y = row_write(&call->out[0], row, cpu_scratch(cpu, 2, n));
     normalize(call, row, n, sum, gamma, beta, y);
     row_written(&call->out[1], row, sum);

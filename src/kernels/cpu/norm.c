@@ -9,27 +9,15 @@
 #include "kernels/cpu/kernels.h"
 #include "kernels/cpu/vector.h"
 
-enum { LANES = 16 }; /* partial sums of a row, whatever the instruction set */
-
-static PER_ISA(float, sum_of_squares, (const float *x, float mean, int64_t n), (x, mean, n)) {
-    float lanes[LANES] = {0}, sum = 0;
-    int64_t i = 0;
-    for (; i + LANES <= n; i += LANES)
-        for (int lane = 0; lane < LANES; lane++)
-            lanes[lane] += (x[i + lane] - mean) * (x[i + lane] - mean);
-    for (int lane = 0; lane < LANES; lane++)
-        sum += lanes[lane];
-    for (; i < n; i++)
-        sum += (x[i] - mean) * (x[i] - mean);
-    return sum;
-}
-
 PER_ISA(void, normalize_row,
         (const float *x, int64_t n, double epsilon, const float *gamma, const float *beta, float *y, float *mean,
          float *rstd),
         (x, n, epsilon, gamma, beta, y, mean, rstd)) {
-    float m = vector_sum(x, n) / (float)n;
-    float r = (float)(1 / sqrt((double)sum_of_squares(x, m, n) / (double)n + epsilon));
+    float sum, squares;
+    SUM_IN_LANES(sum, i, n, x[i]);
+    const float m = sum / (float)n;
+    SUM_IN_LANES(squares, i, n, (x[i] - m) * (x[i] - m));
+    const float r = (float)(1 / sqrt((double)squares / (double)n + epsilon));
 #pragma GCC ivdep
     for (int64_t i = 0; i < n; i++)
         y[i] = (x[i] - m) * r * gamma[i] + beta[i];
@@ -63,11 +51,8 @@ static PER_ISA(void, gradient_sums,
             plain[lane] += g;
             times_xhat[lane] += g * xhat;
         }
-    sums[0] = sums[1] = 0;
-    for (int lane = 0; lane < LANES; lane++) {
-        sums[0] += plain[lane];
-        sums[1] += times_xhat[lane];
-    }
+    sums[0] = sum_of_lanes(plain);
+    sums[1] = sum_of_lanes(times_xhat);
     for (; i < n; i++) {
         float xhat = (x[i] - mean) * rstd, g = gamma[i] * dy[i];
         dgamma[i] += dy[i] * xhat;
@@ -96,15 +81,8 @@ void normalize_row_gradient(const float *dy, const float *x, int64_t n, float me
 /* The sum of gamma dy (x - mean) */
 static PER_ISA(float, centred_product, (const float *dy, const float *x, int64_t n, float mean, const float *gamma),
                (dy, x, n, mean, gamma)) {
-    float lanes[LANES] = {0}, sum = 0;
-    int64_t i = 0;
-    for (; i + LANES <= n; i += LANES)
-        for (int lane = 0; lane < LANES; lane++)
-            lanes[lane] += gamma[i + lane] * dy[i + lane] * (x[i + lane] - mean);
-    for (int lane = 0; lane < LANES; lane++)
-        sum += lanes[lane];
-    for (; i < n; i++)
-        sum += gamma[i] * dy[i] * (x[i] - mean);
+    float sum;
+    SUM_IN_LANES(sum, i, n, gamma[i] * dy[i] * (x[i] - mean));
     return sum;
 }
 

@@ -2,32 +2,15 @@
 
 #include "kernels/cpu/kernels.h"
 
-/* Sixteen partial results, whatever the instruction set: the same bits on every processor. */
-enum { LANES = 16 };
-
 PER_ISA(float, vector_sum, (const float *x, int64_t n), (x, n)) {
-    float lanes[LANES] = {0}, sum = 0;
-    int64_t i = 0;
-    for (; i + LANES <= n; i += LANES)
-        for (int lane = 0; lane < LANES; lane++)
-            lanes[lane] += x[i + lane];
-    for (int lane = 0; lane < LANES; lane++)
-        sum += lanes[lane];
-    for (; i < n; i++)
-        sum += x[i];
+    float sum;
+    SUM_IN_LANES(sum, i, n, x[i]);
     return sum;
 }
 
 PER_ISA(float, vector_dot, (const float *x, const float *y, int64_t n), (x, y, n)) {
-    float lanes[LANES] = {0}, sum = 0;
-    int64_t i = 0;
-    for (; i + LANES <= n; i += LANES)
-        for (int lane = 0; lane < LANES; lane++)
-            lanes[lane] += x[i + lane] * y[i + lane];
-    for (int lane = 0; lane < LANES; lane++)
-        sum += lanes[lane];
-    for (; i < n; i++)
-        sum += x[i] * y[i];
+    float sum;
+    SUM_IN_LANES(sum, i, n, x[i] * y[i]);
     return sum;
 }
 
@@ -47,16 +30,8 @@ PER_ISA(float, vector_max, (const float *x, int64_t n), (x, n)) {
 }
 
 PER_ISA(double, vector_sum_exp, (const float *x, float shift, int64_t n), (x, shift, n)) {
-    float lanes[LANES] = {0};
-    double sum = 0;
-    int64_t i = 0;
-    for (; i + LANES <= n; i += LANES)
-        for (int lane = 0; lane < LANES; lane++)
-            lanes[lane] += vector_exp(x[i + lane] - shift);
-    for (int lane = 0; lane < LANES; lane++)
-        sum += lanes[lane];
-    for (; i < n; i++)
-        sum += vector_exp(x[i] - shift);
+    double sum;
+    SUM_IN_LANES(sum, i, n, vector_exp(x[i] - shift));
     return sum;
 }
 

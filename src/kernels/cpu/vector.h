@@ -82,6 +82,30 @@ static inline __attribute__((always_inline)) void transpose_four(const float *co
 
 /* --- rows --- */
 
+enum { LANES = 16 }; /* partial sums of a row, which become vectors: the same bits whatever the instruction set */
+
+/* sum = the sum of `term` over i in [0, n) */
+#define SUM_IN_LANES(sum, i, n, term)                                          \
+    do {                                                                       \
+        float lanes[LANES] = {0};                                              \
+        const int64_t i##_whole = (n) / LANES * LANES;                         \
+        for (int64_t i##_first = 0; i##_first < i##_whole; i##_first += LANES) \
+            for (int lane = 0; lane < LANES; lane++) {                         \
+                const int64_t i = i##_first + lane;                            \
+                lanes[lane] += (term);                                         \
+            }                                                                  \
+        (sum) = sum_of_lanes(lanes);                                           \
+        for (int64_t i = i##_whole; i < (n); i++)                              \
+            (sum) += (term);                                                   \
+    } while (0)
+
+static inline __attribute__((always_inline)) float sum_of_lanes(const float lanes[LANES]) {
+    four sum = load_four(lanes);
+    for (int lane = 4; lane < LANES; lane += 4)
+        sum += load_four(lanes + lane);
+    return (sum[0] + sum[2]) + (sum[1] + sum[3]);
+}
+
 float vector_sum(const float *x, int64_t n);
 float vector_dot(const float *x, const float *y, int64_t n);
 float vector_max(const float *x, int64_t n);                   /* n ≥ 1 */
