@@ -30,7 +30,11 @@ static struct backend *backend;
 static struct operand operand_new(int64_t rows, int64_t padded_rows, int64_t columns, enum dtype dtype, uint64_t seed) {
     struct operand operand = {NULL, dtype, rows, padded_rows < rows ? rows : padded_rows, columns, columns};
     struct random_stream random = random_open(seed, RANDOM_TEST, 0);
-    operand.data = xcalloc((size_t)(operand.padded_rows * columns) + 1, dtype_size(dtype));
+    size_t bytes = ((size_t)(operand.padded_rows * columns) + 1) * dtype_size(dtype);
+    if (memory_new(&operand.data, bytes, "an operand") != OK) { /* in huge pages, as in training */
+        fprintf(stderr, "%s\n", status_message());
+        exit(FAILED);
+    }
     for (int64_t at = 0; at < rows * columns; at++) {
         float value = (float)random_below(&random, 2001) / 1000 - 1;
         floats_write(operand.data, dtype, at, 1, &value);
@@ -63,7 +67,7 @@ static struct op_call gradients_new(int64_t rows, int64_t n, int64_t k, enum dty
 
 static void call_free(struct op_call *call) {
     for (int i = 0; i < MAX_OPERANDS; i++)
-        free(call->in[i].data), free(call->out[i].data);
+        memory_free(call->in[i].data), memory_free(call->out[i].data);
 }
 
 /* More rows than a slab is deep: weight gradients and sums of dy add up over slabs, on top of what was there. */
@@ -165,7 +169,7 @@ static void check_floats(const char *isa, bool transpose_a, bool transpose_b, bo
                        (transpose_b ? value_at(&b, n, k) : value_at(&b, k, n));
             expect(value_at(&c, m, n), sum, n < N ? K : 0, isa, "floats");
         }
-    free(a.data), free(b.data), free(c.data), free(before.data);
+    memory_free(a.data), memory_free(b.data), memory_free(c.data), memory_free(before.data);
 }
 
 static void test_products_of_floats(void **state) {
