@@ -12,7 +12,8 @@ struct comm *comm_self(void);
  * where they cannot be reached: no MPI in this build, or one that this launcher does not serve. */
 status comm_open(struct comm **out);
 status comm_mpi_new(struct comm **out);
-status comm_tcp_new(int rank, int ranks, const char *host, const char *port, struct comm **out);
+/* `patience`: seconds for all to come. */
+status comm_tcp_new(int rank, int ranks, const char *host, const char *port, int patience, struct comm **out);
 
 /* --- agreement --- */
 

@@ -1,9 +1,12 @@
 /* Which communicator there is: launchers tell a process by its environment how many they started. Those of MPI come
  * first: the variables of others may be left over in what they hand on. */
 #include <limits.h>
+#include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 #include <unistd.h>
 
+#include "base/log.h"
 #include "dist/dist.h"
 
 /* In this order: an mpirun or mpiexec may start its own servants by srun, whose variables are then there, too. srun's
@@ -31,6 +34,11 @@ static const struct launcher *find_launcher(void) {
     return NULL;
 }
 
+/* srun without --mpi hands out ranks, and no way to meet. */
+static bool serves_mpi(const struct launcher *launcher) {
+    return strcmp(launcher->name, "srun") != 0 || getenv("PMIX_RANK") || getenv("PMI_RANK");
+}
+
 /* Processes that cannot reach each other fail alike: one of them says it. The others give it time for that, as the
  * launcher ends all of them when the first one has failed. */
 static status one_voice(const struct launcher *launcher, status code) {
@@ -41,8 +49,15 @@ static status one_voice(const struct launcher *launcher, status code) {
 }
 
 #ifdef BERTH_MPI
+/* Most libraries of MPI then end the process, with many words of which none says what to do. A few can start. */
+static void warn_of_srun(const struct launcher *launcher) {
+    if (!serves_mpi(launcher) && number_of(launcher->rank) == 0)
+        log_warn("srun without --mpi=pmix (Open MPI) or --mpi=pmi2 (MPICH): MPI may not start");
+}
+
 static status open_mpi(const struct launcher *launcher, struct comm **out) {
     int ranks = number_of(launcher->ranks);
+    warn_of_srun(launcher);
     TRY(comm_mpi_new(out));
     int seen = (*out)->ranks;
     if (seen == ranks)
@@ -69,11 +84,11 @@ static bool has_all_variables(void) {
     return all;
 }
 
-/* A variable that a person or a script may have set. Not there: 0. */
+/* A variable that a person or a script may have set. Not there: *number stays. */
 static status read_number(const char *variable, int *number) {
     const char *text = getenv(variable);
     char *end;
-    long value = text ? strtol(text, &end, 10) : 0;
+    long value = text ? strtol(text, &end, 10) : *number;
     *number = (int)value;
     if (text && (end == text || *end || value < 0 || value > INT_MAX))
         return bad_input("%s = %s: expected a whole number from 0 on", variable, text);
@@ -81,11 +96,12 @@ static status read_number(const char *variable, int *number) {
 }
 
 static status open_tcp(struct comm **out) {
-    int rank, ranks;
+    int rank = 0, ranks = 0, patience = 300;
     TRY(read_number("RANK", &rank));
     TRY(read_number("WORLD_SIZE", &ranks));
+    TRY(read_number("BERTH_PATIENCE", &patience));
     if (has_all_variables())
-        return comm_tcp_new(rank, ranks, getenv("MASTER_ADDR"), getenv("MASTER_PORT"), out);
+        return comm_tcp_new(rank, ranks, getenv("MASTER_ADDR"), getenv("MASTER_PORT"), patience, out);
     return bad_input("WORLD_SIZE = %d: expected RANK, MASTER_ADDR and MASTER_PORT, too", ranks);
 }
 
@@ -100,8 +116,10 @@ status comm_open(struct comm **out) {
     int launched = launcher && number_of(launcher->ranks) > 1 ? number_of(launcher->ranks) : 1, own = 0;
     if (launched == 1 || has_all_variables())
         TRY(read_number("WORLD_SIZE", &own));
-    /* a launcher may have started others, of which each started some with words of its own */
-    if (own > launched || (launched > 1 && own > 1 && !HAS_MPI))
+    /* a launcher may have started others, of which each started some with words of its own; srun may have been told to
+     * leave MPI alone */
+    if (own > launched || (own > 1 && own == launched && !serves_mpi(launcher)) ||
+        (launched > 1 && own > 1 && !HAS_MPI))
         return open_tcp(out);
     if (launched > 1)
         return open_mpi(launcher, out);

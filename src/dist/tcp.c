@@ -2,38 +2,41 @@
  * connection between any two. They meet at rank 0, which hands out where each can be reached. */
 #include <arpa/inet.h>
 #include <errno.h>
-#include <fcntl.h>
-#include <netdb.h>
-#include <netinet/in.h>
-#include <netinet/tcp.h>
 #include <poll.h>
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/socket.h>
+#include <sys/time.h>
 #include <unistd.h>
 
 #include "base/clock.h"
 #include "base/log.h"
 #include "base/memory.h"
 #include "dist/dist.h"
+#include "dist/sockets.h"
 #include "dist/wire.h"
 
-static const double PATIENCE = 300; /* seconds for all to come */
-static const double GRACE = 30;     /* seconds to find out by oneself that another one has ended */
-static const char MAGIC[8] = "berth 1";
+/* seconds */
+static const double NOTICE = 10; /* until a wait at the start is spoken of */
+static const double ANSWER = 30; /* in which a machine, or rank 0, answers */
+static const double GRACE = 30;  /* to find out by oneself that another one has ended */
+static const char MAGIC[8] = "berth 2";
 
 struct tcp {
     struct wire wire;
-    int *sockets; /* [ranks] -1: none */
+    int *sockets;                    /* [ranks] -1: none */
+    char (*names)[INET6_ADDRSTRLEN]; /* [ranks] addresses */
+    double patience, deadline;       /* seconds for all to come; until when */
+    double notice;                   /* when a wait is spoken of, once */
     pthread_t watcher;
     bool watched;
     atomic_bool closing;
 };
 
-/* How a process introduces itself. All run the same program on the same kind of processor. */
+/* How two processes introduce themselves to each other, the one who comes first. All run the same program on the same
+ * kind of processor. */
 struct hello {
     char magic[8];
     int32_t rank, ranks, port; /* where it can be reached; rank 0 knows its address */
@@ -41,18 +44,21 @@ struct hello {
 
 /* --- moving bytes --- */
 
-static status lost(int rank) {
-    const char *why = errno ? strerror(errno) : "it has ended";
-    return failed("the connection to rank %d is lost: %s", rank, why);
+static status lost(const struct tcp *tcp, int rank, const char *why) {
+    return failed("the connection to rank %d (%s) is lost: %s", rank, tcp->names[rank], why);
 }
 
 /* Goes on with what is there to move; `moved` is what send or recv gave. */
-static status advance(int rank, ssize_t moved, int64_t *done) {
+static status advance(const struct tcp *tcp, int rank, ssize_t moved, int64_t *done) {
     if (moved > 0)
         *done += moved;
     if (moved == 0)
-        errno = 0;
-    return moved > 0 || (moved < 0 && (errno == EAGAIN || errno == EINTR)) ? OK : lost(rank);
+        return lost(tcp, rank, "it has ended");
+    return moved > 0 || errno == EAGAIN || errno == EINTR ? OK : lost(tcp, rank, strerror(errno));
+}
+
+static status check_alive(const struct tcp *tcp, int rank) {
+    return socket_is_silent(tcp->sockets[rank]) ? lost(tcp, rank, "its machine does not answer any more") : OK;
 }
 
 /* Sends to one rank and receives from another at the same time, so that a ring of processes that all send goes on. */
@@ -62,13 +68,18 @@ static status exchange(struct tcp *tcp, int to, const char *out, int64_t out_byt
     while (sent < out_bytes || got < in_bytes) {
         struct pollfd wait[2] = {{.fd = sent < out_bytes ? tcp->sockets[to] : -1, .events = POLLOUT},
                                  {.fd = got < in_bytes ? tcp->sockets[from] : -1, .events = POLLIN}};
-        if (poll(wait, 2, -1) < 0 && errno != EINTR)
+        int ready = poll(wait, 2, 1000);
+        if (ready < 0 && errno != EINTR)
             return failed("poll: %s", strerror(errno));
+        if (ready == 0) {
+            TRY(check_alive(tcp, to));
+            TRY(check_alive(tcp, from));
+        }
         if (wait[0].revents)
-            TRY(advance(to, send(wait[0].fd, out + sent, (size_t)(out_bytes - sent), MSG_DONTWAIT | MSG_NOSIGNAL),
+            TRY(advance(tcp, to, send(wait[0].fd, out + sent, (size_t)(out_bytes - sent), MSG_DONTWAIT | MSG_NOSIGNAL),
                         &sent));
         if (wait[1].revents)
-            TRY(advance(from, recv(wait[1].fd, in + got, (size_t)(in_bytes - got), MSG_DONTWAIT), &got));
+            TRY(advance(tcp, from, recv(wait[1].fd, in + got, (size_t)(in_bytes - got), MSG_DONTWAIT), &got));
     }
     return OK;
 }
@@ -105,118 +116,145 @@ static status broadcast(struct comm *comm, int root, void *bytes, int64_t count)
     return OK;
 }
 
-/* --- sockets --- */
+/* --- introductions --- */
 
-/* Small messages go at once; a machine that is gone shows within minutes. */
-static void tune(int socket) {
-    int on = 1, idle = 60, interval = 10, probes = 6;
-    setsockopt(socket, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
-    setsockopt(socket, SOL_SOCKET, SO_KEEPALIVE, &on, sizeof on);
-    setsockopt(socket, IPPROTO_TCP, TCP_KEEPIDLE, &idle, sizeof idle);
-    setsockopt(socket, IPPROTO_TCP, TCP_KEEPINTVL, &interval, sizeof interval);
-    setsockopt(socket, IPPROTO_TCP, TCP_KEEPCNT, &probes, sizeof probes);
+static void adopt(struct tcp *tcp, int rank, int socket) {
+    tcp->sockets[rank] = socket;
+    socket_tune(socket);
+    socket_name_peer(socket, tcp->names[rank]);
 }
 
-/* On all addresses of this machine; port 0: one that is free. */
-static status listen_on(int port, int *listener, int *taken) {
-    struct sockaddr_in6 address = {.sin6_family = AF_INET6, .sin6_port = htons((uint16_t)port)};
-    struct sockaddr_in old = {.sin_family = AF_INET, .sin_port = htons((uint16_t)port)};
-    int off = 0, on = 1;
-    socklen_t size = sizeof address;
-    bool six = (*listener = socket(AF_INET6, SOCK_STREAM | SOCK_CLOEXEC, 0)) >= 0;
-    if (six)
-        setsockopt(*listener, IPPROTO_IPV6, IPV6_V6ONLY, &off, sizeof off);
-    else
-        *listener = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
-    setsockopt(*listener, SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);
-    if (bind(*listener, six ? (struct sockaddr *)&address : (struct sockaddr *)&old,
-             six ? sizeof address : sizeof old) ||
-        listen(*listener, SOMAXCONN))
-        return port ? bad_input("MASTER_PORT = %d: rank 0 cannot listen there: %s", port, strerror(errno))
-                    : failed("no port to listen on: %s", strerror(errno));
-    getsockname(*listener, (struct sockaddr *)&address, &size); /* the port is in the same place in both kinds */
-    *taken = ntohs(address.sin6_port);
+static struct hello own_hello(const struct tcp *tcp, int port) {
+    struct hello hello = {.rank = tcp->wire.comm.rank, .ranks = tcp->wire.comm.ranks, .port = port};
+    memcpy(hello.magic, MAGIC, sizeof MAGIC);
+    return hello;
+}
+
+/* "1, 3, 4": who is not there of those from `first` on. */
+static void list_missing(const struct tcp *tcp, int first, char *list, size_t size) {
+    size_t used = 0;
+    list[0] = 0;
+    for (int rank = first; rank < tcp->wire.comm.ranks && used + 20 < size; rank++)
+        if (tcp->sockets[rank] < 0)
+            used += (size_t)snprintf(list + used, size - used, "%s%d", used ? ", " : "", rank);
+    if (used + 20 >= size)
+        snprintf(list + used, size - used, ", ...");
+}
+
+/* Once, when it has been long: whoever looks at a run that does nothing shall know why. */
+static void speak_of_wait(struct tcp *tcp, const char *whom, const char *why) {
+    double now = clock_seconds();
+    if (now < tcp->notice || now >= tcp->deadline)
+        return;
+    tcp->notice = tcp->deadline;
+    log_warn_of(tcp->wire.comm.rank, "waiting for rank %s of %d processes, %.0f s more (BERTH_PATIENCE)%s%s", whom,
+                tcp->wire.comm.ranks, tcp->deadline - now, *why ? ": " : "", why);
+}
+
+/* The next process that introduces itself as one of us, of higher rank; whoever else comes is sent away. */
+static status accept_one(struct tcp *tcp, struct door *door, struct hello *hello) {
+    const struct comm *comm = &tcp->wire.comm;
+    struct hello own = own_hello(tcp, door->port);
+    char missing[80];
+    for (;;) {
+        int socket = door_next(door, hello, sizeof *hello, tcp->notice);
+        list_missing(tcp, comm->rank + 1, missing, sizeof missing);
+        if (socket < 0 && clock_seconds() >= tcp->deadline)
+            return failed("waited %.0f s (BERTH_PATIENCE) in vain for rank %s at port %d: expected %d processes",
+                          tcp->patience, missing, door->port, comm->ranks);
+        if (socket < 0) {
+            speak_of_wait(tcp, missing, "");
+            continue;
+        }
+        if (memcmp(hello->magic, MAGIC, sizeof MAGIC) != 0 ||
+            send(socket, &own, sizeof own, MSG_NOSIGNAL) != sizeof own) {
+            close(socket);
+            continue;
+        }
+        if (hello->ranks != comm->ranks || hello->rank <= comm->rank || hello->rank >= comm->ranks ||
+            tcp->sockets[hello->rank] >= 0) {
+            char name[INET6_ADDRSTRLEN];
+            socket_name_peer(socket, name);
+            close(socket);
+            return bad_input("RANK = %d and WORLD_SIZE = %d come from %s to rank %d of %d: expected each rank once",
+                             hello->rank, hello->ranks, name, comm->rank, comm->ranks);
+        }
+        adopt(tcp, hello->rank, socket);
+        return OK;
+    }
+}
+
+/* Introduces itself to the one at the other end, who must be `rank`. `gone`, if not NULL: whether he hung up before he
+ * answered, which is then no failure. */
+static status introduce(struct tcp *tcp, int rank, int port, double seconds, bool *gone) {
+    struct hello hello = own_hello(tcp, port), answer;
+    struct timeval limit = {.tv_sec = (time_t)(seconds + 0.5)};
+    int socket = tcp->sockets[rank];
+    setsockopt(socket, SOL_SOCKET, SO_RCVTIMEO, &limit, sizeof limit);
+    ssize_t got = send(socket, &hello, sizeof hello, MSG_NOSIGNAL);
+    if (got == sizeof hello)
+        got = recv(socket, &answer, sizeof answer, MSG_WAITALL);
+    bool hung_up = got == 0 || (got < 0 && errno != EAGAIN);
+    if (hung_up && gone)
+        return *gone = true, OK;
+    if (hung_up)
+        return lost(tcp, rank, "it has ended");
+    if (got != sizeof answer || memcmp(answer.magic, MAGIC, sizeof MAGIC) != 0)
+        return bad_input("what answers at %s is not rank %d: expected its greeting within %.0f s, got %s",
+                         tcp->names[rank], rank, seconds, got > 0 ? "other bytes" : "nothing");
+    if (answer.rank != rank || answer.ranks != hello.ranks)
+        return bad_input("RANK = %d, WORLD_SIZE = %d: at %s is rank %d of %d: expected rank %d of as many", hello.rank,
+                         hello.ranks, tcp->names[rank], answer.rank, answer.ranks, rank);
     return OK;
 }
 
-/* The next process that introduces itself as one of us; whoever else comes is sent away. */
-static status accept_one(struct tcp *tcp, int listener, double deadline, struct hello *hello, int *out) {
-    const struct comm *comm = &tcp->wire.comm;
-    for (;;) {
-        struct pollfd wait = {.fd = listener, .events = POLLIN};
-        double left = deadline - clock_seconds();
-        if (left <= 0)
-            return failed("rank %d waited %.0f s in vain for others: expected %d processes", comm->rank, PATIENCE,
-                          comm->ranks);
-        if (poll(&wait, 1, (int)(1000 * left) + 1) <= 0)
+static double answer_time(const struct tcp *tcp) {
+    double left = tcp->deadline - clock_seconds();
+    return left < 1 ? 1 : left < ANSWER ? left : ANSWER;
+}
+
+/* One try, at all addresses of rank 0. A machine between the two may let everybody in, and hang up as long as nobody is
+ * there. */
+static status try_master(struct tcp *tcp, const struct addrinfo *found, int port) {
+    for (const struct addrinfo *a = found; a; a = a->ai_next) {
+        bool gone = false;
+        int socket = socket_connect(a->ai_addr, a->ai_addrlen, answer_time(tcp));
+        if (socket < 0)
             continue;
-        struct timeval limit = {.tv_sec = 10};
-        int socket = accept4(listener, NULL, NULL, SOCK_CLOEXEC);
-        setsockopt(socket, SOL_SOCKET, SO_RCVTIMEO, &limit, sizeof limit);
-        bool ours = recv(socket, hello, sizeof *hello, MSG_WAITALL) == sizeof *hello &&
-                    memcmp(hello->magic, MAGIC, sizeof MAGIC) == 0;
-        if (ours && (hello->ranks != comm->ranks || hello->rank <= 0 || hello->rank >= comm->ranks ||
-                     tcp->sockets[hello->rank] >= 0)) {
-            close(socket);
-            return bad_input("RANK = %d and WORLD_SIZE = %d come to rank %d of %d: expected each rank once",
-                             hello->rank, hello->ranks, comm->rank, comm->ranks);
-        }
-        if (ours) {
-            *out = tcp->sockets[hello->rank] = socket;
-            tune(socket);
+        adopt(tcp, 0, socket);
+        TRY(introduce(tcp, 0, port, answer_time(tcp), &gone));
+        if (!gone)
             return OK;
-        }
-        if (socket >= 0)
-            close(socket);
+        close(socket);
+        tcp->sockets[0] = -1;
+        errno = ECONNRESET;
     }
-}
-
-static status introduce(struct tcp *tcp, int rank, int port) {
-    struct hello hello = {.rank = tcp->wire.comm.rank, .ranks = tcp->wire.comm.ranks, .port = port};
-    memcpy(hello.magic, MAGIC, sizeof MAGIC);
-    tune(tcp->sockets[rank]);
-    return exchange(tcp, rank, (const char *)&hello, sizeof hello, rank, NULL, 0);
-}
-
-/* Of two ends that try at once, as one does that is given the very port to which it goes. */
-static bool is_own_end(int socket) {
-    struct sockaddr_storage here = {0}, there = {0};
-    socklen_t here_size = sizeof here, there_size = sizeof there;
-    return getsockname(socket, (struct sockaddr *)&here, &here_size) == 0 &&
-           getpeername(socket, (struct sockaddr *)&there, &there_size) == 0 && here_size == there_size &&
-           memcmp(&here, &there, here_size) == 0;
-}
-
-static int connect_to(const struct sockaddr *address, socklen_t size) {
-    int made = socket(address->sa_family, SOCK_STREAM | SOCK_CLOEXEC, 0);
-    bool connected = made >= 0 && connect(made, address, size) == 0;
-    if (connected && !is_own_end(made))
-        return made;
-    int why = connected ? ECONNREFUSED : errno;
-    if (made >= 0)
-        close(made);
-    errno = why;
-    return -1;
+    return OK;
 }
 
 /* Rank 0 may start later than others. */
-static status connect_to_master(struct tcp *tcp, const char *host, const char *port, double deadline) {
+static status find_master(struct tcp *tcp, const char *host, const char *port, int own_port) {
     struct addrinfo wanted = {.ai_socktype = SOCK_STREAM}, *found;
-    int code = getaddrinfo(host, port, &wanted, &found);
-    if (code)
-        return bad_input("MASTER_ADDR = %s: %s", host, gai_strerror(code));
-    while (tcp->sockets[0] < 0) {
-        for (const struct addrinfo *a = found; a && tcp->sockets[0] < 0; a = a->ai_next)
-            tcp->sockets[0] = connect_to(a->ai_addr, a->ai_addrlen);
-        if (tcp->sockets[0] < 0 && clock_seconds() > deadline)
+    int failure = getaddrinfo(host, port, &wanted, &found);
+    char why[400] = "";
+    if (failure)
+        return bad_input("MASTER_ADDR = %s: %s", host, gai_strerror(failure));
+    status code = OK;
+    for (;;) {
+        code = try_master(tcp, found, own_port);
+        if (code != OK || tcp->sockets[0] >= 0)
             break;
-        if (tcp->sockets[0] < 0)
-            usleep(100000);
+        snprintf(why, sizeof why, "MASTER_ADDR = %s, MASTER_PORT = %s: %s", host, port, strerror(errno));
+        if (clock_seconds() >= tcp->deadline)
+            break;
+        speak_of_wait(tcp, "0", why);
+        usleep(100000);
     }
     freeaddrinfo(found);
-    return tcp->sockets[0] >= 0 ? OK
-                                : failed("rank %d cannot reach rank 0 at MASTER_ADDR = %s, MASTER_PORT = %s: %s",
-                                         tcp->wire.comm.rank, host, port, strerror(errno));
+    TRY(code);
+    return tcp->sockets[0] >= 0
+               ? OK
+               : failed("tried for %.0f s (BERTH_PATIENCE) in vain to reach rank 0 at %s", tcp->patience, why);
 }
 
 /* --- meeting --- */
@@ -250,14 +288,13 @@ static void find_peer(int socket, struct place *place) {
 }
 
 /* Rank 0: all others come; then it tells them where all of them are. */
-static status receive_all(struct tcp *tcp, int listener, double deadline, struct place *places) {
+static status receive_all(struct tcp *tcp, struct door *door, struct place *places) {
     struct comm *comm = &tcp->wire.comm;
     for (int come = 1; come < comm->ranks; come++) {
         struct hello hello;
-        int socket;
-        TRY(accept_one(tcp, listener, deadline, &hello, &socket));
+        TRY(accept_one(tcp, door, &hello));
         struct place *place = &places[hello.rank];
-        find_peer(socket, place);
+        find_peer(tcp->sockets[hello.rank], place);
         place->port = hello.port;
         if (is_loopback(&place->address))
             place->size = 0;
@@ -265,47 +302,49 @@ static status receive_all(struct tcp *tcp, int listener, double deadline, struct
     return broadcast(comm, 0, places, comm->ranks * (int64_t)sizeof *places);
 }
 
-static status reach(struct tcp *tcp, int rank, struct place *place) {
+static status reach(struct tcp *tcp, int rank, struct place *place, int own_port) {
     int port = place->port;
     if (place->size == 0)
         find_peer(tcp->sockets[0], place);
     ((struct sockaddr_in6 *)&place->address)->sin6_port = htons((uint16_t)port); /* where sin_port is, too */
-    tcp->sockets[rank] = connect_to((struct sockaddr *)&place->address, place->size);
-    return tcp->sockets[rank] >= 0
-               ? OK
-               : failed("rank %d cannot reach rank %d: %s", tcp->wire.comm.rank, rank, strerror(errno));
+    int socket = socket_connect((struct sockaddr *)&place->address, place->size, ANSWER);
+    if (socket < 0) {
+        const char *why = strerror(errno);
+        char name[INET6_ADDRSTRLEN] = "?";
+        getnameinfo((struct sockaddr *)&place->address, place->size, name, sizeof name, NULL, 0, NI_NUMERICHOST);
+        return failed("cannot reach rank %d at %s, port %d: %s", rank, name, port, why);
+    }
+    adopt(tcp, rank, socket);
+    return introduce(tcp, rank, own_port, tcp->patience, NULL); /* it may itself wait for one that cannot be reached */
 }
 
 /* The others: to those of lower rank they go, those of higher rank come. */
-static status join(struct tcp *tcp, int listener, int port, double deadline, struct place *places) {
+static status join(struct tcp *tcp, struct door *door, struct place *places) {
     struct comm *comm = &tcp->wire.comm;
-    TRY(introduce(tcp, 0, port));
     TRY(broadcast(comm, 0, places, comm->ranks * (int64_t)sizeof *places));
-    for (int rank = 1; rank < comm->rank; rank++) {
-        TRY(reach(tcp, rank, &places[rank]));
-        TRY(introduce(tcp, rank, port));
-    }
+    for (int rank = 1; rank < comm->rank; rank++)
+        TRY(reach(tcp, rank, &places[rank], door->port));
+    tcp->deadline = clock_seconds() + tcp->patience; /* rank 0 may have waited long for the last one */
+    tcp->notice = clock_seconds() + NOTICE;
     for (int rank = comm->rank + 1; rank < comm->ranks; rank++) {
         struct hello hello;
-        int socket;
-        TRY(accept_one(tcp, listener, deadline, &hello, &socket));
+        TRY(accept_one(tcp, door, &hello));
     }
     return OK;
 }
 
 static status meet(struct tcp *tcp, const char *host, const char *port) {
     const struct comm *comm = &tcp->wire.comm;
-    double deadline = clock_seconds() + PATIENCE;
     struct place *places = xcalloc((size_t)comm->ranks, sizeof *places);
-    int listener = -1, taken = 0;
-    status code = listen_on(comm->rank == 0 ? atoi(port) : 0, &listener, &taken);
+    struct door door = {0};
+    tcp->deadline = clock_seconds() + tcp->patience;
+    tcp->notice = clock_seconds() + (NOTICE < tcp->patience ? NOTICE : tcp->patience);
+    status code = door_open(&door, comm->rank == 0 ? atoi(port) : 0);
     if (code == OK && comm->rank > 0)
-        code = connect_to_master(tcp, host, port, deadline);
+        code = find_master(tcp, host, port, door.port);
     if (code == OK)
-        code = comm->rank == 0 ? receive_all(tcp, listener, deadline, places)
-                               : join(tcp, listener, taken, deadline, places);
-    if (listener >= 0)
-        close(listener);
+        code = comm->rank == 0 ? receive_all(tcp, &door, places) : join(tcp, &door, places);
+    door_close(&door);
     free(places);
     return code;
 }
@@ -315,10 +354,10 @@ static status meet(struct tcp *tcp, const char *host, const char *port) {
 static int find_ended(const struct tcp *tcp, struct pollfd *all) {
     int ranks = tcp->wire.comm.ranks;
     while (!atomic_load(&tcp->closing)) {
-        if (poll(all, (nfds_t)ranks, 100) <= 0)
-            continue;
+        poll(all, (nfds_t)ranks, 100);
         for (int rank = 0; rank < ranks; rank++)
-            if (all[rank].revents & (POLLRDHUP | POLLHUP | POLLERR))
+            if (all[rank].revents & (POLLRDHUP | POLLHUP | POLLERR) ||
+                (all[rank].fd >= 0 && socket_is_silent(all[rank].fd)))
                 return rank;
     }
     return -1;
@@ -336,7 +375,8 @@ static void *watch(void *ctx) {
     free(all);
     for (double since = clock_seconds(); !atomic_load(&tcp->closing); usleep(100000))
         if (clock_seconds() - since > GRACE) {
-            log_error("rank %d: rank %d has ended", comm->rank, ended);
+            log_error("rank %d: rank %d (%s) has ended, or does not answer any more", comm->rank, ended,
+                      tcp->names[ended]);
             _exit(FAILED);
         }
     return NULL;
@@ -360,6 +400,7 @@ static void release(struct tcp *tcp) {
             close(tcp->sockets[rank]);
     wire_close(&tcp->wire);
     free(tcp->sockets);
+    free(tcp->names);
     free(tcp);
 }
 
@@ -378,7 +419,7 @@ static void adopt_local_rank(struct comm *comm) {
         comm->local_ranks = atoi(ranks);
 }
 
-status comm_tcp_new(int rank, int ranks, const char *host, const char *port, struct comm **out) {
+status comm_tcp_new(int rank, int ranks, const char *host, const char *port, int patience, struct comm **out) {
     char *end;
     long number = strtol(port, &end, 10);
     if (rank < 0 || rank >= ranks || end == port || *end || number < 1 || number > 65535)
@@ -389,12 +430,14 @@ status comm_tcp_new(int rank, int ranks, const char *host, const char *port, str
     struct comm *comm = &tcp->wire.comm;
     comm->rank = rank;
     comm->ranks = ranks;
+    tcp->patience = patience;
     comm->broadcast = broadcast;
     comm->abort = abort_all;
     comm->free = tcp_free;
     tcp->wire.all_to_all = all_to_all;
     tcp->wire.all_gather = all_gather;
     tcp->sockets = xmalloc((size_t)ranks * sizeof *tcp->sockets);
+    tcp->names = xcalloc((size_t)ranks, sizeof *tcp->names);
     for (int r = 0; r < ranks; r++)
         tcp->sockets[r] = -1;
     wire_open(&tcp->wire);
@@ -403,7 +446,7 @@ status comm_tcp_new(int rank, int ranks, const char *host, const char *port, str
         code = wire_meet(&tcp->wire, "TCP");
     if (code != OK) {
         release(tcp);
-        return code;
+        return status_context(code, "rank %d", rank);
     }
     adopt_local_rank(comm);
     tcp->watched = pthread_create(&tcp->watcher, NULL, watch, tcp) == 0;

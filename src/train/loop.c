@@ -5,6 +5,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
 #include "base/clock.h"
 #include "base/log.h"
@@ -31,10 +32,20 @@ struct loop {
 
 static volatile sig_atomic_t stop_signal;
 
-/* The first signal asks for a checkpoint; the same one again ends the process at once. */
+static volatile sig_atomic_t since; /* seconds of a clock, when it came */
+
+/* A signal asks for a checkpoint; the same one again ends the process at once. A launcher and its daemon may both hand
+ * on one signal: what comes within two seconds is no second one. SIGUSR1, which only schedulers send, never ends it. */
 static void note_signal(int number) {
-    stop_signal = number;
-    signal(number, SIG_DFL);
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    if (stop_signal != number) {
+        stop_signal = number;
+        since = (sig_atomic_t)now.tv_sec;
+    } else if (number != SIGUSR1 && now.tv_sec - since >= 2) {
+        signal(number, SIG_DFL);
+        raise(number); /* when this returns */
+    }
 }
 
 static void catch_signals(void) {

@@ -2,6 +2,7 @@
  * which check what they get from one another; and once more with processes that fail. */
 #include <netinet/in.h>
 #include <setjmp.h>
+#include <signal.h>
 #include <stdarg.h>
 #include <stddef.h>
 #include <stdio.h>
@@ -13,6 +14,7 @@
 
 #include <cmocka.h>
 
+#include "base/clock.h"
 #include "base/memory.h"
 #include "dist/dist.h"
 
@@ -221,32 +223,117 @@ static int free_port(void) {
     return ntohs(address.sin_port);
 }
 
-/* A process for each rank, the last one first; all must end with 0. */
+static pid_t start_by_tcp(int rank, int ranks, int port) {
+    pid_t started = fork();
+    char text[4][20];
+    if (started)
+        return started;
+    snprintf(text[0], sizeof text[0], "%d", rank);
+    snprintf(text[1], sizeof text[1], "%d", ranks);
+    snprintf(text[2], sizeof text[2], "%d", port);
+    setenv("RANK", text[0], 1);
+    setenv("WORLD_SIZE", text[1], 1);
+    setenv("MASTER_ADDR", "localhost", 1);
+    setenv("MASTER_PORT", text[2], 1);
+    execl(program, program, "all", text[1], NULL);
+    _exit(127);
+}
+
+static void all_end_well(const pid_t *started, int ranks) {
+    for (int rank = 0; rank < ranks; rank++) {
+        int ended;
+        waitpid(started[rank], &ended, 0);
+        assert_int_equal(ended, 0);
+    }
+}
+
+/* A process for each rank, the last one first. */
 static void test_processes_by_tcp(void **state) {
     (void)state;
     for (int ranks = 1; ranks <= 3; ranks++) {
         pid_t started[3];
-        char number[20], port[20], count[20];
-        snprintf(port, sizeof port, "%d", free_port());
-        snprintf(count, sizeof count, "%d", ranks);
-        for (int rank = ranks - 1; rank >= 0; rank--) {
-            snprintf(number, sizeof number, "%d", rank);
-            started[rank] = fork();
-            if (started[rank] == 0) {
-                setenv("RANK", number, 1);
-                setenv("WORLD_SIZE", count, 1);
-                setenv("MASTER_ADDR", "localhost", 1);
-                setenv("MASTER_PORT", port, 1);
-                execl(program, program, "all", count, NULL);
-                _exit(127);
-            }
-        }
-        for (int rank = 0; rank < ranks; rank++) {
-            int ended;
-            waitpid(started[rank], &ended, 0);
-            assert_int_equal(ended, 0);
+        int port = free_port();
+        for (int rank = ranks - 1; rank >= 0; rank--)
+            started[rank] = start_by_tcp(rank, ranks, port);
+        all_end_well(started, ranks);
+    }
+}
+
+static struct sockaddr_in here(int port) {
+    return (struct sockaddr_in){
+        .sin_family = AF_INET, .sin_port = htons((uint16_t)port), .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+}
+
+/* Somebody who comes to rank 0, says so many bytes, and stays. */
+static int come(int port, size_t bytes) {
+    struct sockaddr_in address = here(port);
+    int made = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    for (int tries = 0; connect(made, (struct sockaddr *)&address, sizeof address); tries++) {
+        assert_true(tries < 1000);
+        usleep(10000);
+    }
+    char *words = xcalloc(1, bytes + 1);
+    assert_int_equal(send(made, words, bytes, MSG_NOSIGNAL), bytes);
+    free(words);
+    return made;
+}
+
+/* More of them than rank 0 has patience with, and all of them before the one for whom it waits. */
+static void test_strangers(void **state) {
+    (void)state;
+    static const size_t says[] = {0, 5, 20, 3000};
+    int port = free_port(), strangers[72];
+    double began = clock_seconds();
+    pid_t started[2] = {start_by_tcp(0, 2, port)};
+    for (int i = 0; i < 72; i++)
+        strangers[i] = come(port, says[i % 4]);
+    started[1] = start_by_tcp(1, 2, port);
+    all_end_well(started, 2);
+    assert_true(clock_seconds() - began < 9); /* a silent one is sent away after 10 s */
+    for (int i = 0; i < 72; i++)
+        close(strangers[i]);
+}
+
+static void check_in_vain(int rank, int port, int code, const char *says) {
+    char before[200];
+    snprintf(before, sizeof before, "BERTH_PATIENCE=1 WORLD_SIZE=2 RANK=%d MASTER_ADDR=127.0.0.1 MASTER_PORT=%d", rank,
+             port);
+    struct output output = run(before, "all", 2);
+    if (output.code != code || !strstr(output.text, says))
+        fail_msg("expected exit %d, '%s', got %d, '%s'", code, says, output.code, output.text);
+}
+
+static void test_nobody_comes(void **state) {
+    (void)state;
+    check_in_vain(0, free_port(), FAILED, "rank 0: waited 1 s (BERTH_PATIENCE) in vain for rank 1 at port");
+    check_in_vain(1, free_port(), FAILED,
+                  "rank 1: tried for 1 s (BERTH_PATIENCE) in vain to reach rank 0 at MASTER_ADDR");
+}
+
+/* Another program has the port: it lets all in, and says nothing, or something. */
+static void test_a_stranger_at_the_port(void **state) {
+    (void)state;
+    struct sockaddr_in address = here(0);
+    socklen_t size = sizeof address;
+    int listener = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    assert_int_equal(bind(listener, (struct sockaddr *)&address, size), 0);
+    assert_int_equal(listen(listener, 5), 0);
+    getsockname(listener, (struct sockaddr *)&address, &size);
+    int port = ntohs(address.sin_port);
+    check_in_vain(0, port, BAD_INPUT, "cannot listen there");
+    check_in_vain(1, port, BAD_INPUT,
+                  "what answers at 127.0.0.1 is not rank 0: expected its greeting within 1 s, got nothing");
+    pid_t talker = fork();
+    if (talker == 0) {
+        for (;;) {
+            int guest = accept(listener, NULL, NULL);
+            send(guest, "220 mail.example.org ready", 26, MSG_NOSIGNAL);
         }
     }
+    check_in_vain(1, port, BAD_INPUT, "got other bytes");
+    kill(talker, SIGKILL);
+    waitpid(talker, NULL, 0);
+    close(listener);
 }
 
 static void test_wrong_variables(void **state) {
@@ -284,7 +371,8 @@ int main(int argc, char **argv) {
         return work(argv[1], atoi(argv[2]));
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_one_process),     cmocka_unit_test(test_processes_by_tcp),
-        cmocka_unit_test(test_wrong_variables),
+        cmocka_unit_test(test_wrong_variables), cmocka_unit_test(test_strangers),
+        cmocka_unit_test(test_nobody_comes),    cmocka_unit_test(test_a_stranger_at_the_port),
 #ifdef BERTH_MPI
         cmocka_unit_test(test_processes),       cmocka_unit_test(test_one_that_fails_ends_all),
 #else

@@ -6,6 +6,7 @@ emulator against one on the processor. Losses are equal but for the order of sum
 a hundredth of what one wrong mask or gradient makes of them); a process that has no sequences changes no bit. Runs are stopped,
 killed and resumed, with as many processes bit for bit. Whatever goes wrong on one process ends all, with one line and its exit code."""
 import concurrent.futures
+import contextlib
 import json
 import os
 import re
@@ -171,7 +172,7 @@ def by_tcp(data, name, program, kill, more=()):
 def without_mpi(data, folder):
     name = f"{folder}/tcp"
     said, codes = by_tcp(data, name, BERTH, kill=True)
-    assert codes == [1, -9] and re.search(r"^berth: rank 0: the connection to rank 1 is lost: ", said[0], re.M), (codes, said)
+    assert codes == [1, -9] and re.search(r"^berth: rank 0: the connection to rank 1 \([0-9.:a-f]+\) is lost: ", said[0], re.M), (codes, said)
     said, codes = by_tcp(data, name, BERTH, kill=False)
     assert codes == [0, 0] and said[1] == "" and said[0].count("ranks   2 processes on 1 machine, TCP") == 1, (codes, said)
     same(f"{folder}/2", name, "2 processes by TCP, one killed, resumed")
@@ -198,6 +199,10 @@ def stop(data, folder, rank, number, code):
     while not os.path.exists(f"{name}/metrics.jsonl") or not lines_of(name):
         time.sleep(0.002)
     os.kill(pids[rank], number)
+    if code == 3:  # as when a scheduler and the launcher both hand it on
+        time.sleep(0.005)
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pids[rank], number)
     try:
         message = process.communicate(timeout=60)[1]
     finally:
@@ -310,11 +315,12 @@ def described():
         process = subprocess.run([BERTH, "config"], capture_output=True, text=True, env={**os.environ, **own, variable: value}, timeout=60)
         assert process.returncode == 2 and process.stderr.count("\n") == 1 and f"{variable} = {value}" in process.stderr, process
     # what a launcher started, one on each machine, may start others itself
-    own["MASTER_PORT"] = str(free_port())
-    one_of_srun = {**os.environ, **own, "SLURM_STEP_NUM_TASKS": "1", "SLURM_PROCID": "0"}
-    both = [subprocess.Popen([BERTH, "config"], stdout=subprocess.PIPE, text=True, env={**one_of_srun, "RANK": rank}) for rank in ("0", "1")]
-    said = [process.communicate(timeout=60)[0] for process in both]
-    assert "\nprocesses: 2 processes" in said[0] and said[1] == "", said
+    # what srun started, one on each machine, may start others itself; or all, without MPI
+    for started in ("1", "2"):
+        of_srun = {**os.environ, **own, "MASTER_PORT": str(free_port()), "SLURM_STEP_NUM_TASKS": started, "SLURM_PROCID": "0"}
+        both = [subprocess.Popen([BERTH, "config"], stdout=subprocess.PIPE, text=True, env={**of_srun, "RANK": rank}) for rank in ("0", "1")]
+        said = [process.communicate(timeout=60)[0] for process in both]
+        assert re.search("^processes: 2 processes on 1 machine, TCP", said[0], re.M) and said[1] == "", said
 
 
 def held_out(data):
@@ -341,7 +347,7 @@ def emulated(data, folder):
 def emulated_and_killed(data, folder):
     """A device that waits for the sum with one that is gone: its process is not told by any sum of its own."""
     said, codes = by_tcp(data, f"{folder}/killed", EMULATED, True, ("device.type=cuda", "train.eval_every=0"))
-    assert codes == [1, -9] and re.search("^berth: rank 0: (rank 1 has ended|the connection to rank 1 is lost)", said[0], re.M), (codes, said)
+    assert codes == [1, -9] and re.search(r"^berth: rank 0: (rank 1 \([0-9.:a-f]+\) has ended|the connection to rank 1 \([0-9.:a-f]+\) is lost)", said[0], re.M), (codes, said)
     print("2 processes by TCP on emulated devices, one killed: " + [line for line in said[0].splitlines() if line.startswith("berth: ")][0])
 
 
