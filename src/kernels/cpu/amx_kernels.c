@@ -168,7 +168,7 @@ struct tile_config { /* 64 bytes, as the processor reads them */
 
 static _Thread_local struct emulated_tiles {
     struct tile_config config;
-    uint8_t data[8][16][64];
+    _Alignas(64) uint8_t data[8][16][64];
 } emulated;
 
 static void emulated_zero(int t) { memset(emulated.data[t], 0, sizeof emulated.data[t]); }

@@ -53,6 +53,7 @@ static void act_epilogue(const struct tile_job *job, const struct tile *tile) {
 
 status cpu_linear_act(struct cpu *cpu, const struct op_call *call) {
     struct tile_job job = forward_tiles(cpu, call, 1, act_epilogue);
+    job.beside = &call->out[1];
     return tiles_run(&job);
 }
 
@@ -71,11 +72,13 @@ static void residual_epilogue(const struct tile_job *job, const struct tile *til
 
 status cpu_linear_dx_add(struct cpu *cpu, const struct op_call *call) {
     struct tile_job job = backward_tiles(cpu, call, 1, residual_epilogue);
+    job.beside = &call->in[2];
     return tiles_run(&job);
 }
 
 status cpu_qkv_dx(struct cpu *cpu, const struct op_call *call) {
     struct tile_job job = backward_tiles(cpu, call, 3, residual_epilogue);
+    job.beside = &call->in[6];
     return tiles_run(&job);
 }
 
@@ -97,6 +100,7 @@ static void act_dx_epilogue(const struct tile_job *job, const struct tile *tile)
 
 status cpu_linear_dx_act(struct cpu *cpu, const struct op_call *call) {
     struct tile_job job = backward_tiles(cpu, call, 1, act_dx_epilogue);
+    job.beside = &call->in[2];
     return tiles_run(&job);
 }
 

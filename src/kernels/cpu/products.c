@@ -126,13 +126,28 @@ struct work {
     float *values[2]; /* [block_rows, columns of a tile] each */
 };
 
+/* Asks for the lines of memory that a row of the epilogue works on: rows lie too far apart for the processor to foresee
+ * them. */
+static void fetch_row(const struct operand *operand, const struct tile *tile, int64_t row) {
+    const int64_t size = (int64_t)dtype_size(operand->dtype);
+    const char *from = (const char *)operand->data + (row_offset(operand, tile->row + row) + tile->column) * size;
+    for (int64_t at = 0; at < tile->columns * size; at += LINE)
+        __builtin_prefetch(from + at, 1);
+}
+
 static void run_row(struct interlude *interlude) {
+    enum { AHEAD = 4 };
     const struct work *work = (const struct work *)interlude;
+    const struct tile_job *job = work->job;
     const struct tile *before = &work->before;
-    int64_t row = before->rows - interlude->left;
+    int64_t row = before->rows - interlude->left, later = row + AHEAD;
     struct tile tile = *before;
+    if (later < before->rows)
+        fetch_row(&job->call->out[tile.part], before, later);
+    if (later < before->rows && job->beside)
+        fetch_row(job->beside, before, later);
     tile.row += row, tile.values += row * before->stride, tile.rows = 1;
-    work->job->epilogue(work->job, &tile);
+    job->epilogue(job, &tile);
 }
 
 static void finish(struct work *work) {

@@ -29,6 +29,7 @@ struct tile_job {
     int64_t column_step;      /* of a tile; 0: as is best, and different on other machines */
     /* NULL: y is call->out[part], of floats, and is added to where `add` */
     tile_epilogue epilogue;
+    const struct operand *beside; /* what it reads or writes where its tile lies, beside its part of y; or NULL */
     bool add;
     float *sums; /* [rows] sums of op(x) over k, written or added to as y is; NULL: not wanted */
     void *context;
