@@ -208,7 +208,7 @@ check-emulator: cuda-headers
 
 # the CUDA backend without a GPU: the emulator itself, the operator table and the optimizers in it and under its race checker,
 # and steps of training beside the CPU backend
-EMU_KERNEL_TESTS = tests/kernels/test_optable tests/optim/test_optim
+EMU_KERNEL_TESTS = tests/kernels/test_optable tests/kernels/test_choices tests/optim/test_optim
 EMU_TRAIN_TESTS = tests/train/test_recording tests/train/test_nccl
 check-emu: all check-emulator
 	@$(MAKE) -s EMU=1 all $(EMU_KERNEL_TESTS:%=build/emu/%) $(EMU_TRAIN_TESTS:%=build/emu/%) build/emu/tests/train/test_network

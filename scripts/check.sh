@@ -68,9 +68,9 @@ if [ "${CHECK_FAST:-0}" != 1 ]; then
     if [ -r "${CUDA_HOME:-/usr/local/cuda}/include/cuda_runtime.h" ]; then
         step "the CUDA emulator finds planted faults" make check-emulator
         export BERTH_TEST_DEVICE=cuda
-        only='test_optable\|test_optim\|test_recording\|test_nccl' tests "CUDA backend in the emulator" EMU=1
+        only='test_optable\|test_optim\|test_choices\|test_recording\|test_nccl' tests "CUDA backend in the emulator" EMU=1
         only='test_optable\|test_optim' tests "CUDA kernels under the race checker" EMU=race
-        only='test_optable\|test_optim\|test_recording\|test_nccl' \
+        only='test_optable\|test_optim\|test_choices\|test_recording\|test_nccl' \
             tests "CUDA backend under address and undefined-behaviour sanitizers" EMU=1 SANITIZE=1
         export BERTH_TEST_ONLY=test_fusion_in_16_bits # all of test_network would take five minutes
         only=test_network tests "levels of fusion in the emulator" EMU=1

@@ -251,7 +251,7 @@ part_build() {
 # the tests that run on the device named by BERTH_TEST_DEVICE
 test_programs() {
     if [ "$EMU" = 0 ]; then
-        echo "$BUILD/tests/kernels/test_optable $BUILD/tests/optim/test_optim $BUILD/tests/train/test_network $BUILD/tests/train/test_recording $BUILD/tests/train/test_nccl $BUILD/tests/reference/test_reference"
+        echo "$BUILD/tests/kernels/test_optable $BUILD/tests/optim/test_optim $BUILD/tests/kernels/test_choices $BUILD/tests/train/test_network $BUILD/tests/train/test_recording $BUILD/tests/train/test_nccl $BUILD/tests/reference/test_reference"
     else
         echo "$TABLE"
     fi

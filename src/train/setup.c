@@ -324,6 +324,17 @@ static status open_reader(struct training *training, const struct bert_shape *sh
     return reader_open(training->train_data, &options, &training->reader);
 }
 
+/* Rank 0's choices are everybody's, where it has made them in an earlier start. */
+static status keep_choices(struct training *training) {
+    struct backend *backend = training->network.backend;
+    if (!backend->keep_choices)
+        return OK;
+    char *path = path_join(training->run.path, "algorithms.json");
+    status code = backend->keep_choices(backend, path, training->comm->rank == 0);
+    free(path);
+    return code;
+}
+
 static status open_run_files(struct training *training) {
     struct text ini = {0};
     settings_write_ini(training->settings, &ini);
@@ -427,6 +438,7 @@ static status open_all(struct training *training, struct settings *settings) {
     TRY(open_network(training, &config, &shape, backend));
     TRY(comm_agree(comm, begin(training, &shape)));
     TRY(start_compare_weights(training));
+    TRY(comm_agree(comm, keep_choices(training)));
     TRY(comm_agree(comm, comm->rank == 0 ? open_run_files(training) : OK));
     describe(training);
     return OK;

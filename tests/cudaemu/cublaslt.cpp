@@ -5,7 +5,9 @@
 #include <cuda_fp16.h>
 
 #include <algorithm>
+#include <chrono>
 #include <memory>
+#include <thread>
 
 #include "internal.h"
 
@@ -32,7 +34,7 @@ struct preference {
 };
 
 /* An algorithm, as it lies in the caller's cublasLtMatmulAlgo_t: the columns of all matrices are aligned to these
- * bytes. */
+ * bytes. Those for aligned columns add up from the last k to the first. */
 struct algorithm {
     uint64_t mark, alignment;
 };
@@ -255,9 +257,10 @@ static std::unique_ptr<float[]> packed(const void *x, const layout &l, bool k_is
     return made;
 }
 
-static void multiply_tile(const float *a, const float *b, int64_t k, float (&sum)[TILE_COLUMNS][TILE_ROWS]) {
+static void multiply_tile(const float *a, const float *b, int64_t k, bool backwards,
+                          float (&sum)[TILE_COLUMNS][TILE_ROWS]) {
     memset(sum, 0, sizeof sum);
-    for (int64_t j = 0; j < k; j++)
+    for (int64_t n = 0, j = backwards ? k - 1 : 0; n < k; n++, j += backwards ? -1 : 1)
         for (int column = 0; column < TILE_COLUMNS; column++)
             for (int row = 0; row < TILE_ROWS; row++)
                 sum[column][row] += a[j * TILE_ROWS + row] * b[j * TILE_COLUMNS + column];
@@ -283,14 +286,14 @@ static float finish(const product &p, float x, int64_t row, int64_t column) {
     return gelu(x, false);
 }
 
-static void multiply(const product &p, const operands &at) {
+static void multiply(const product &p, const operands &at, const algorithm &chosen) {
     bool tf32 = p.how.compute == CUBLAS_COMPUTE_32F_FAST_TF32;
     auto a = packed(at.a, p.a, p.transpose_a, p.m, p.k, TILE_ROWS, tf32);
     auto b = packed(at.b, p.b, !p.transpose_b, p.n, p.k, TILE_COLUMNS, tf32);
     float sum[TILE_COLUMNS][TILE_ROWS];
     for (int64_t row = 0; row < p.m; row += TILE_ROWS)
         for (int64_t column = 0; column < p.n; column += TILE_COLUMNS) {
-            multiply_tile(&a[row * p.k], &b[column * p.k], p.k, sum);
+            multiply_tile(&a[row * p.k], &b[column * p.k], p.k, chosen.alignment > 1, sum);
             for (int64_t j = column; j < std::min(column + TILE_COLUMNS, p.n); j++)
                 for (int64_t i = row; i < std::min(row + TILE_ROWS, p.m); i++) {
                     float before = at.adds_c ? load(at.c, p.c.type, i + j * p.c.leading) : 0;
@@ -388,6 +391,19 @@ cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t, cublasLtMatmulDe
     return CUBLAS_STATUS_SUCCESS;
 }
 
+cublasStatus_t cublasLtMatmulAlgoCheck(cublasLtHandle_t, cublasLtMatmulDesc_t how, cublasLtMatrixLayout_t a,
+                                       cublasLtMatrixLayout_t b, cublasLtMatrixLayout_t c, cublasLtMatrixLayout_t d,
+                                       const cublasLtMatmulAlgo_t *algo, cublasLtMatmulHeuristicResult_t *result) {
+    product p = product_of(how, a, b, c, d);
+    algorithm chosen;
+    memcpy(&chosen, algo, sizeof chosen);
+    *result = {};
+    cublasStatus_t status = check_product(p);
+    if (status == CUBLAS_STATUS_SUCCESS && (chosen.mark != ALGORITHM_MARK || !columns_fit(p, chosen.alignment)))
+        status = CUBLAS_STATUS_NOT_SUPPORTED;
+    return status;
+}
+
 cublasStatus_t cublasLtMatmul(cublasLtHandle_t, cublasLtMatmulDesc_t how, const void *alpha, const void *a,
                               cublasLtMatrixLayout_t a_layout, const void *b, cublasLtMatrixLayout_t b_layout,
                               const void *beta, const void *c, cublasLtMatrixLayout_t c_layout, void *d,
@@ -413,7 +429,10 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t, cublasLtMatmulDesc_t how, const 
         status = check_memory(p, at, chosen.alignment);
     if (status != CUBLAS_STATUS_SUCCESS)
         return status;
-    bool taken = submit(stream, work_kind::PRODUCT, [=] { multiply(p, at); }) == cudaSuccess;
+    const char *slow = getenv("BERTH_EMU_SLOW");
+    if (slow && chosen.alignment == strtoull(slow, nullptr, 10))
+        std::this_thread::sleep_for(std::chrono::milliseconds(20));
+    bool taken = submit(stream, work_kind::PRODUCT, [=] { multiply(p, at, chosen); }) == cudaSuccess;
     return taken ? CUBLAS_STATUS_SUCCESS : CUBLAS_STATUS_EXECUTION_FAILED;
 }
 

@@ -5,7 +5,9 @@
 #include <stdio.h>
 #include <stdlib.h>
 
+#include "base/log.h"
 #include "base/memory.h"
+#include "kernels/cuda/choices.h"
 #include "kernels/cuda/cublaslt.h"
 
 /* What decides which algorithm is fastest. Zeroed before it is filled: compared as bytes. */
@@ -26,7 +28,9 @@ struct lt {
     bool tf32;
     struct choice *choices; /* one a shape */
     int count, capacity;
+    struct choices *kept; /* in a file, or NULL */
 };
+_Static_assert(sizeof(cublasLtMatmulAlgo_t) == CHOICE_BYTES, "what choices.h keeps");
 
 /* --- errors --- */
 
@@ -200,17 +204,52 @@ static int fastest(const struct lt *lt, const struct product *p, const struct de
     return best;
 }
 
+/* What decides on an algorithm, in words. */
+static void name_shape(const struct shape *shape, char *name, size_t size) {
+    static const char *const epilogues[] = {[EPILOGUE_NONE] = "",
+                                            [EPILOGUE_BIAS] = ", bias",
+                                            [EPILOGUE_GELU_BIAS] = ", bias and gelu",
+                                            [EPILOGUE_DGELU] = ", gelu's gradient",
+                                            [EPILOGUE_ROW_SUMS] = ", sums of rows"};
+    snprintf(name, size, "%lld x %lld x %lld, a%s b%s%s%s, %s to %s, %d bytes aligned", (long long)shape->m,
+             (long long)shape->n, (long long)shape->k, shape->transpose_a ? "^T" : "", shape->transpose_b ? "^T" : "",
+             !shape->adds      ? ""
+             : shape->in_place ? " + c"
+                               : " + z",
+             epilogues[shape->epilogue], dtype_name((enum dtype)shape->dtype), dtype_name((enum dtype)shape->dtype_c),
+             shape->aligned);
+}
+
+/* The kept algorithm, where the library can still do it. */
+static bool is_kept(const struct lt *lt, const char *name, const struct descriptors *d,
+                    cublasLtMatmulAlgo_t *algorithm) {
+    cublasLtMatmulHeuristicResult_t result;
+    if (!lt->kept || !choices_find(lt->kept, name, algorithm))
+        return false;
+    if (cublaslt.MatmulAlgoCheck(lt->library, d->product, d->a, d->b, d->c, d->c, algorithm, &result) ==
+            CUBLAS_STATUS_SUCCESS &&
+        result.workspaceSize <= CUDA_WORKSPACE_BYTES)
+        return true;
+    log_warn("cuBLASLt refuses the algorithm that was kept for %s: it is chosen anew", name);
+    return false;
+}
+
 static status choose(struct lt *lt, const struct product *p, const struct descriptors *d, struct choice *choice) {
     cublasLtMatmulHeuristicResult_t found[PROPOSALS];
+    char name[160];
     int count;
+    name_shape(&choice->shape, name, sizeof name);
     if (cuda_records(lt->cuda))
         return failed("a product of %lld x %lld x %lld is new, and cannot be timed while launches are recorded",
                       (long long)p->m, (long long)p->n, (long long)p->k);
+    choice->supported = is_kept(lt, name, d, &choice->algorithm);
+    if (choice->supported)
+        return OK;
     TRY(propose(lt, p, d, found, &count));
     choice->supported = count > 0;
     if (count > 0)
         choice->algorithm = found[fastest(lt, p, d, found, count)].algo;
-    return OK;
+    return count > 0 && lt->kept ? choices_add(lt->kept, name, &choice->algorithm) : OK;
 }
 
 static status find(struct lt *lt, const struct product *p, const struct descriptors *d, const struct choice **out) {
@@ -264,9 +303,20 @@ status lt_new(struct lt **out, struct cuda *cuda, bool tf32) {
     return OK;
 }
 
+status lt_keep_choices(struct lt *lt, const char *path, bool write) {
+    char device[320], library[64];
+    choices_free(lt->kept);
+    lt->kept = NULL;
+    lt->count = 0; /* made before, by timing */
+    cuda_name_device(lt->cuda, device, sizeof device);
+    lt_describe(lt, library, sizeof library);
+    return choices_open(&lt->kept, path, device, library, write);
+}
+
 void lt_free(struct lt *lt) {
     if (!lt)
         return;
+    choices_free(lt->kept);
     if (lt->library)
         cublaslt.Destroy(lt->library);
     free(lt->choices);

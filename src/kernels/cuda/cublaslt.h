@@ -14,6 +14,7 @@
     FUNCTION(GetStatusString)              \
     FUNCTION(GetVersion)                   \
     FUNCTION(Matmul)                       \
+    FUNCTION(MatmulAlgoCheck)              \
     FUNCTION(MatmulAlgoGetHeuristic)       \
     FUNCTION(MatmulDescCreate)             \
     FUNCTION(MatmulDescDestroy)            \

@@ -286,6 +286,14 @@ int cuda_device_count(void) {
     return count;
 }
 
+void cuda_name_device(const struct cuda *cuda, char *name, size_t size) {
+    snprintf(name, size, "%s, %d multiprocessors", cuda->properties.name, cuda->properties.multiProcessorCount);
+}
+
+static status keep_choices(struct backend *backend, const char *path, bool write) {
+    return lt_keep_choices(((struct cuda *)backend)->lt, path, write);
+}
+
 static void describe_properties(const struct cudaDeviceProp *properties, char *line, size_t size) {
     snprintf(line, size, "%s, sm_%d%d, %d multiprocessors, %.0f GB", properties->name, properties->major,
              properties->minor, properties->multiProcessorCount, 1e-9 * (double)properties->totalGlobalMem);
@@ -387,6 +395,7 @@ status cuda_backend_new(struct backend **out, const struct cuda_options *options
                                      .run = run,
                                      .wait = wait_for_work,
                                      .run_series = run_series,
+                                     .keep_choices = keep_choices,
                                      .peak_flops = peak_flops,
                                      .bandwidth = bandwidth,
                                      .memory_left = memory_left,
