@@ -81,8 +81,8 @@ struct backend {
     /* Does what walk(ctx), which calls `run` for operator after operator, does: calls it, or launches again what an
      * earlier walk of the same series launched. NULL: nothing is gained by that. */
     status (*run_series)(struct backend *backend, const struct series *series, status (*walk)(void *ctx), void *ctx);
-    /* What is chosen by timing is, from now on, what the file says, so that another process computes the same bits; what
-     * it does not say is added where `write`. BAD_INPUT: the file is broken. NULL: nothing is chosen by timing. */
+    /* What is chosen by timing is, from now on, what the file says, so that another process computes the same bits;
+     * what it does not say is added where `write`. BAD_INPUT: the file is broken. NULL: nothing is chosen by timing. */
     status (*keep_choices)(struct backend *backend, const char *path, bool write);
     /* Measured dense contraction rate in flop/s for a compute dtype, or 0 where unknown. Takes a fraction of a second
      * the first time it is asked. */

@@ -1,5 +1,5 @@
-/* The folder of a run (setting checkpoint.dir): config.ini, metrics.jsonl, checkpoints step-N, latest, best, lock, and on
- * CUDA algorithms.json. */
+/* The folder of a run (setting checkpoint.dir): config.ini, metrics.jsonl, checkpoints step-N, latest, best, lock, and
+ * on CUDA algorithms.json. */
 #ifndef BERTH_TRAIN_RUN_FOLDER_H
 #define BERTH_TRAIN_RUN_FOLDER_H
 
