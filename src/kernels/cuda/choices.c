@@ -82,9 +82,12 @@ status choices_open(struct choices **out, const char *path, const char *device, 
     if (code == OK && root)
         code = read_entries(choices, root);
     json_free(root);
-    if (code != OK)
+    if (code != OK) {
+        char *said = xasprintf("%s; without this file, products are timed anew", status_message());
+        status_set(code, said);
+        free(said);
         choices_free(choices);
-    else
+    } else
         *out = choices;
     return code;
 }
