@@ -34,7 +34,8 @@ struct preference {
 };
 
 /* An algorithm, as it lies in the caller's cublasLtMatmulAlgo_t: the columns of all matrices are aligned to these
- * bytes. Those for aligned columns add up from the last k to the first. */
+ * bytes. Where BERTH_EMU_SLOW is set, those for aligned columns add up from the last k to the first; else all
+ * give the same bits, whichever is faster. */
 struct algorithm {
     uint64_t mark, alignment;
 };
@@ -291,9 +292,10 @@ static void multiply(const product &p, const operands &at, const algorithm &chos
     auto a = packed(at.a, p.a, p.transpose_a, p.m, p.k, TILE_ROWS, tf32);
     auto b = packed(at.b, p.b, !p.transpose_b, p.n, p.k, TILE_COLUMNS, tf32);
     float sum[TILE_COLUMNS][TILE_ROWS];
+    bool backwards = chosen.alignment > 1 && getenv("BERTH_EMU_SLOW");
     for (int64_t row = 0; row < p.m; row += TILE_ROWS)
         for (int64_t column = 0; column < p.n; column += TILE_COLUMNS) {
-            multiply_tile(&a[row * p.k], &b[column * p.k], p.k, chosen.alignment > 1, sum);
+            multiply_tile(&a[row * p.k], &b[column * p.k], p.k, backwards, sum);
             for (int64_t j = column; j < std::min(column + TILE_COLUMNS, p.n); j++)
                 for (int64_t i = row; i < std::min(row + TILE_ROWS, p.m); i++) {
                     float before = at.adds_c ? load(at.c, p.c.type, i + j * p.c.leading) : 0;
