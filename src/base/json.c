@@ -37,6 +37,8 @@ const char *json_key(const json *item) { return item->string ? item->string : ""
 
 bool json_is_null(const json *item) { return cJSON_IsNull(item); }
 
+bool json_is_object(const json *item) { return cJSON_IsObject(item); }
+
 bool json_value_int(const json *item, int64_t *out) {
     if (!cJSON_IsNumber(item) || item->valuedouble != floor(item->valuedouble) || fabs(item->valuedouble) > 0x1p53)
         return false;

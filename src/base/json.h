@@ -20,6 +20,7 @@ json *json_first(const json *container); /* children in order: for (j = json_fir
 json *json_next(const json *item);
 const char *json_key(const json *item);
 bool json_is_null(const json *item);
+bool json_is_object(const json *item);
 
 /* Typed access: BAD_INPUT names `source`, key and expected type. Integers must be whole and below 2^53. */
 status json_get_int(const char *source, const json *object, const char *key, int64_t *out);

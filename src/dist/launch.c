@@ -100,6 +100,8 @@ static status open_tcp(struct comm **out) {
     TRY(read_number("RANK", &rank));
     TRY(read_number("WORLD_SIZE", &ranks));
     TRY(read_number("BERTH_PATIENCE", &patience));
+    if (patience < 1)
+        return bad_input("BERTH_PATIENCE = %d: expected seconds, 1 or more", patience);
     if (has_all_variables())
         return comm_tcp_new(rank, ranks, getenv("MASTER_ADDR"), getenv("MASTER_PORT"), patience, out);
     return bad_input("WORLD_SIZE = %d: expected RANK, MASTER_ADDR and MASTER_PORT, too", ranks);

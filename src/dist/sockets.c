@@ -9,6 +9,7 @@
 #include <unistd.h>
 
 #include "base/clock.h"
+#include "base/log.h"
 
 enum { MOST_GUESTS = 64, SILENCE = 180 };      /* seconds; a kernel asks at least every 120 */
 static const double MANNERS = 10;              /* seconds to introduce oneself */
@@ -28,7 +29,11 @@ void socket_tune(int socket) {
 bool socket_is_silent(int socket) {
     struct tcp_info info = {0};
     socklen_t size = sizeof info;
-    return getsockopt(socket, IPPROTO_TCP, TCP_INFO, &info, &size) == 0 && info.tcpi_last_ack_recv / 1000 > SILENCE;
+    if (getsockopt(socket, IPPROTO_TCP, TCP_INFO, &info, &size) != 0)
+        return false;
+    /* data that acknowledges nothing new counts as data only */
+    uint32_t acknowledged = info.tcpi_last_ack_recv, heard = info.tcpi_last_data_recv;
+    return (acknowledged < heard ? acknowledged : heard) / 1000 > SILENCE;
 }
 
 void socket_name_peer(int socket, char name[INET6_ADDRSTRLEN]) {
@@ -118,8 +123,13 @@ static void send_away(struct door *door, int i) {
 /* A guest counts as ready when all he has to say is there. */
 static void let_in(struct door *door, size_t size) {
     int enough = (int)size, guest = accept4(door->all[0].fd, NULL, NULL, SOCK_CLOEXEC);
-    if (guest < 0)
+    if (guest < 0) {
+        if (errno == EMFILE || errno == ENFILE)
+            log_warn("no descriptor is left for a process that wants to connect (ulimit -n)");
+        if (errno == EMFILE || errno == ENFILE)
+            sleep(1); /* others may be closed */
         return;
+    }
     if (door->guests == MOST_GUESTS)
         send_away(door, 1);
     setsockopt(guest, SOL_SOCKET, SO_RCVLOWAT, &enough, sizeof enough);

@@ -324,7 +324,8 @@ static status open_reader(struct training *training, const struct bert_shape *sh
     return reader_open(training->train_data, &options, &training->reader);
 }
 
-/* Rank 0's choices are everybody's, where it has made them in an earlier start. */
+/* Rank 0's choices are everybody's when a run goes on; what others chose by themselves in its first start is not kept.
+ */
 static status keep_choices(struct training *training) {
     struct backend *backend = training->network.backend;
     if (!backend->keep_choices)

@@ -118,7 +118,9 @@ static void test_a_broken_file_is_named(void **state) {
     static const struct {
         const char *from, *to, *said;
     } faults[] = {{"{", "[", "not valid JSON at byte 12; without this file, products are timed anew"},
-                  {"\"products\"", "\"product\"", "key \"products\" is missing"},
+                  {"\"products\"", "\"product\"", "key \"products\" is missing or no object"},
+                  {"\"products\": {", "\"products\": [], \"others\": {", "missing or no object"},
+                  {"\"products\": {", "\"products\": 5, \"others\": {", "missing or no object"},
                   {"\"library\"", "\"libary\"", "key \"library\" is missing, expected"},
                   {"aligned\": \"", "aligned\": \"x", "expected an algorithm of 64 bytes"}};
     char *path = path_join(folder, "broken.json");

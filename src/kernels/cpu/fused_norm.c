@@ -40,12 +40,13 @@ static PER_ISA(void, add_rows, (const float *a, const float *b, float *y, int64_
 /* y = dropout(x) + added */
 static void drop_and_add(const struct op_call *call, int64_t row, int64_t n, const float *x, const float *added,
                          float *y) {
+    if (!drops(call)) {
+        add_rows(x, added, y, n);
+        return;
+    }
     float probability = call->attr->probability;
     struct dropout_place place = place_of(call, row);
-    if (drops(call))
-        dropout_add(&place, n, dropout_threshold(probability), dropout_scale(probability), x, added, y);
-    else
-        add_rows(x, added, y, n);
+    dropout_add(&place, n, dropout_threshold(probability), dropout_scale(probability), x, added, y);
 }
 
 /* y = layernorm(sum); the row's statistics go to outputs 2 and 3. */

@@ -3,6 +3,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "base/file.h"
 #include "base/json.h"
@@ -55,8 +56,8 @@ static status read_entries(struct choices *choices, const json *root) {
     TRY(json_get_string(choices->path, root, "device", &device));
     TRY(json_get_string(choices->path, root, "library", &library));
     const json *products = json_get(root, "products");
-    if (!products)
-        return bad_input("%s: key \"products\" is missing, expected an object", choices->path);
+    if (!products || !json_is_object(products))
+        return bad_input("%s: key \"products\" is missing or no object", choices->path);
     if (strcmp(device, choices->device) != 0 || strcmp(library, choices->library) != 0) {
         log_warn(
             "%s: chosen on %s with %s, this is %s with %s: products are timed anew, and sums may differ in the last "
@@ -78,7 +79,7 @@ status choices_open(struct choices **out, const char *path, const char *device, 
     json *root = NULL;
     *choices =
         (struct choices){.path = xstrdup(path), .device = xstrdup(device), .library = xstrdup(library), .write = write};
-    status code = file_exists(path) ? json_read_file(path, &root) : OK;
+    status code = access(path, F_OK) == 0 ? json_read_file(path, &root) : OK; /* a folder is an error */
     if (code == OK && root)
         code = read_entries(choices, root);
     json_free(root);
