@@ -15,6 +15,16 @@ static inline bool test_on_cuda(void) {
     return device && strcmp(device, "cuda") == 0;
 }
 
+/* On the CUDA backend, and its device is that of tests/cudaemu. */
+static inline bool test_on_emulator(void) {
+#ifdef BERTH_CUDA
+    char line[320];
+    return test_on_cuda() && cuda_device_describe(0, line, sizeof line) && strstr(line, "emulator");
+#else
+    return false;
+#endif
+}
+
 static inline status test_backend_new(struct backend **out) {
 #ifdef BERTH_CUDA
     if (test_on_cuda())

@@ -37,8 +37,6 @@ const char *json_key(const json *item) { return item->string ? item->string : ""
 
 bool json_is_null(const json *item) { return cJSON_IsNull(item); }
 
-bool json_is_object(const json *item) { return cJSON_IsObject(item); }
-
 bool json_value_int(const json *item, int64_t *out) {
     if (!cJSON_IsNumber(item) || item->valuedouble != floor(item->valuedouble) || fabs(item->valuedouble) > 0x1p53)
         return false;
@@ -85,6 +83,11 @@ status json_get_string(const char *source, const json *object, const char *key, 
 status json_get_array(const char *source, const json *object, const char *key, json **out) {
     *out = json_get(object, key);
     return cJSON_IsArray(*out) ? OK : expected(source, object, key, "an array");
+}
+
+status json_get_object(const char *source, const json *object, const char *key, json **out) {
+    *out = json_get(object, key);
+    return cJSON_IsObject(*out) ? OK : expected(source, object, key, "an object");
 }
 
 int64_t json_count(const json *container) { return cJSON_GetArraySize(container); }

@@ -20,7 +20,6 @@ json *json_first(const json *container); /* children in order: for (j = json_fir
 json *json_next(const json *item);
 const char *json_key(const json *item);
 bool json_is_null(const json *item);
-bool json_is_object(const json *item);
 
 /* Typed access: BAD_INPUT names `source`, key and expected type. Integers must be whole and below 2^53. */
 status json_get_int(const char *source, const json *object, const char *key, int64_t *out);
@@ -28,6 +27,7 @@ status json_get_double(const char *source, const json *object, const char *key, 
 status json_get_bool(const char *source, const json *object, const char *key, bool *out);
 status json_get_string(const char *source, const json *object, const char *key, const char **out); /* owned by root */
 status json_get_array(const char *source, const json *object, const char *key, json **out);
+status json_get_object(const char *source, const json *object, const char *key, json **out);
 int64_t json_count(const json *container);
 bool json_value_int(const json *item, int64_t *out); /* false if not a whole number */
 bool json_value_double(const json *item, double *out);

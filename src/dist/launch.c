@@ -85,23 +85,21 @@ static bool has_all_variables(void) {
 }
 
 /* A variable that a person or a script may have set. Not there: *number stays. */
-static status read_number(const char *variable, int *number) {
+static status read_number(const char *variable, int least, int *number) {
     const char *text = getenv(variable);
     char *end;
     long value = text ? strtol(text, &end, 10) : *number;
     *number = (int)value;
-    if (text && (end == text || *end || value < 0 || value > INT_MAX))
-        return bad_input("%s = %s: expected a whole number from 0 on", variable, text);
+    if (text && (end == text || *end || value < least || value > INT_MAX))
+        return bad_input("%s = %s: expected a whole number from %d on", variable, text, least);
     return OK;
 }
 
 static status open_tcp(struct comm **out) {
     int rank = 0, ranks = 0, patience = 300;
-    TRY(read_number("RANK", &rank));
-    TRY(read_number("WORLD_SIZE", &ranks));
-    TRY(read_number("BERTH_PATIENCE", &patience));
-    if (patience < 1)
-        return bad_input("BERTH_PATIENCE = %d: expected seconds, 1 or more", patience);
+    TRY(read_number("RANK", 0, &rank));
+    TRY(read_number("WORLD_SIZE", 0, &ranks));
+    TRY(read_number("BERTH_PATIENCE", 1, &patience));
     if (has_all_variables())
         return comm_tcp_new(rank, ranks, getenv("MASTER_ADDR"), getenv("MASTER_PORT"), patience, out);
     return bad_input("WORLD_SIZE = %d: expected RANK, MASTER_ADDR and MASTER_PORT, too", ranks);
@@ -117,7 +115,7 @@ status comm_open(struct comm **out) {
     const struct launcher *launcher = find_launcher();
     int launched = launcher && number_of(launcher->ranks) > 1 ? number_of(launcher->ranks) : 1, own = 0;
     if (launched == 1 || has_all_variables())
-        TRY(read_number("WORLD_SIZE", &own));
+        TRY(read_number("WORLD_SIZE", 0, &own));
     /* a launcher may have started others, of which each started some with words of its own; srun may have been told to
      * leave MPI alone */
     if (own > launched || (own > 1 && own == launched && !serves_mpi(launcher)) ||

@@ -123,13 +123,14 @@ static void send_away(struct door *door, int i) {
 /* A guest counts as ready when all he has to say is there. */
 static void let_in(struct door *door, size_t size) {
     int enough = (int)size, guest = accept4(door->all[0].fd, NULL, NULL, SOCK_CLOEXEC);
-    if (guest < 0) {
-        if (errno == EMFILE || errno == ENFILE)
+    if (guest < 0 && (errno == EMFILE || errno == ENFILE)) {
+        if (!door->full)
             log_warn("no descriptor is left for a process that wants to connect (ulimit -n)");
-        if (errno == EMFILE || errno == ENFILE)
-            sleep(1); /* others may be closed */
-        return;
+        door->full = true;
+        sleep(1); /* others may be closed */
     }
+    if (guest < 0)
+        return;
     if (door->guests == MOST_GUESTS)
         send_away(door, 1);
     setsockopt(guest, SOL_SOCKET, SO_RCVLOWAT, &enough, sizeof enough);

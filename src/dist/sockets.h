@@ -25,6 +25,7 @@ struct door {
     int port, guests;
     struct pollfd all[1 + 64]; /* the listener, then guests who have not yet introduced themselves */
     double since[1 + 64];
+    bool full; /* no descriptor was left, which was said */
 };
 
 /* On all addresses of this machine; port 0: one that is free. */

@@ -141,6 +141,12 @@ static void list_missing(const struct tcp *tcp, int first, char *list, size_t si
         snprintf(list + used, size - used, ", ...");
 }
 
+static void begin_to_wait(struct tcp *tcp) {
+    double now = clock_seconds();
+    tcp->deadline = now + tcp->patience;
+    tcp->notice = now + (NOTICE < tcp->patience ? NOTICE : tcp->patience);
+}
+
 /* Once, when it has been long: whoever looks at a run that does nothing shall know why. */
 static void speak_of_wait(struct tcp *tcp, const char *whom, const char *why) {
     double now = clock_seconds();
@@ -324,8 +330,7 @@ static status join(struct tcp *tcp, struct door *door, struct place *places) {
     TRY(broadcast(comm, 0, places, comm->ranks * (int64_t)sizeof *places));
     for (int rank = 1; rank < comm->rank; rank++)
         TRY(reach(tcp, rank, &places[rank], door->port));
-    tcp->deadline = clock_seconds() + tcp->patience; /* rank 0 may have waited long for the last one */
-    tcp->notice = clock_seconds() + NOTICE;
+    begin_to_wait(tcp); /* rank 0 may have waited long for the last one */
     for (int rank = comm->rank + 1; rank < comm->ranks; rank++) {
         struct hello hello;
         TRY(accept_one(tcp, door, &hello));
@@ -337,8 +342,7 @@ static status meet(struct tcp *tcp, const char *host, const char *port) {
     const struct comm *comm = &tcp->wire.comm;
     struct place *places = xcalloc((size_t)comm->ranks, sizeof *places);
     struct door door = {0};
-    tcp->deadline = clock_seconds() + tcp->patience;
-    tcp->notice = clock_seconds() + (NOTICE < tcp->patience ? NOTICE : tcp->patience);
+    begin_to_wait(tcp);
     status code = door_open(&door, comm->rank == 0 ? atoi(port) : 0);
     if (code == OK && comm->rank > 0)
         code = find_master(tcp, host, port, door.port);

@@ -5,7 +5,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
 #include "base/clock.h"
 #include "base/log.h"
@@ -31,18 +30,16 @@ struct loop {
 /* --- signals --- */
 
 static volatile sig_atomic_t stop_signal;
-
-static volatile sig_atomic_t since; /* seconds of a clock, when it came */
+static volatile double stop_signal_came; /* clock_seconds; only for the handler */
 
 /* A signal asks for a checkpoint; the same one again ends the process at once. A launcher and its daemon may both hand
  * on one signal: what comes within two seconds is no second one. SIGUSR1, which only schedulers send, never ends it. */
 static void note_signal(int number) {
-    struct timespec now;
-    clock_gettime(CLOCK_MONOTONIC, &now);
+    double now = clock_seconds();
     if (stop_signal != number) {
         stop_signal = number;
-        since = (sig_atomic_t)now.tv_sec;
-    } else if (number != SIGUSR1 && now.tv_sec - since >= 2) {
+        stop_signal_came = now;
+    } else if (number != SIGUSR1 && now - stop_signal_came >= 2) {
         signal(number, SIG_DFL);
         raise(number); /* when this returns */
     }

@@ -324,8 +324,7 @@ static status open_reader(struct training *training, const struct bert_shape *sh
     return reader_open(training->train_data, &options, &training->reader);
 }
 
-/* Rank 0's choices are everybody's when a run goes on; what others chose by themselves in its first start is not kept.
- */
+/* When a run goes on, rank 0's choices are everybody's; what others chose at first is not kept. */
 static status keep_choices(struct training *training) {
     struct backend *backend = training->network.backend;
     if (!backend->keep_choices)

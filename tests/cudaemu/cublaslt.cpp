@@ -287,12 +287,11 @@ static float finish(const product &p, float x, int64_t row, int64_t column) {
     return gelu(x, false);
 }
 
-static void multiply(const product &p, const operands &at, const algorithm &chosen) {
+static void multiply(const product &p, const operands &at, bool backwards) {
     bool tf32 = p.how.compute == CUBLAS_COMPUTE_32F_FAST_TF32;
     auto a = packed(at.a, p.a, p.transpose_a, p.m, p.k, TILE_ROWS, tf32);
     auto b = packed(at.b, p.b, !p.transpose_b, p.n, p.k, TILE_COLUMNS, tf32);
     float sum[TILE_COLUMNS][TILE_ROWS];
-    bool backwards = chosen.alignment > 1 && getenv("BERTH_EMU_SLOW");
     for (int64_t row = 0; row < p.m; row += TILE_ROWS)
         for (int64_t column = 0; column < p.n; column += TILE_COLUMNS) {
             multiply_tile(&a[row * p.k], &b[column * p.k], p.k, backwards, sum);
@@ -434,7 +433,8 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t, cublasLtMatmulDesc_t how, const 
     const char *slow = getenv("BERTH_EMU_SLOW");
     if (slow && chosen.alignment == strtoull(slow, nullptr, 10))
         std::this_thread::sleep_for(std::chrono::milliseconds(20));
-    bool taken = submit(stream, work_kind::PRODUCT, [=] { multiply(p, at, chosen); }) == cudaSuccess;
+    bool backwards = slow && chosen.alignment > 1;
+    bool taken = submit(stream, work_kind::PRODUCT, [=] { multiply(p, at, backwards); }) == cudaSuccess;
     return taken ? CUBLAS_STATUS_SUCCESS : CUBLAS_STATUS_EXECUTION_FAILED;
 }
 

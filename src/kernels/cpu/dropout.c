@@ -118,21 +118,18 @@ void dropout_mask(const struct dropout_place *place, int64_t count, int threshol
 
 void dropout_floats(const struct dropout_place *place, int64_t count, int threshold, float scale, const float *x,
                     float *y) {
-    uint8_t bytes[MOST * BYTES];
-    int64_t end = place->first + count, served;
-    for (int64_t at = place->first; at < end; at += served, x += served, y += served) {
-        const uint8_t *from = next_bytes(place, at, end, bytes, &served);
-        keep_floats(from, served, threshold, scale, x, y);
-    }
+    dropout_add(place, count, threshold, scale, x, NULL, y);
 }
 
 void dropout_add(const struct dropout_place *place, int64_t count, int threshold, float scale, const float *x,
                  const float *added, float *y) {
     uint8_t bytes[MOST * BYTES];
-    int64_t end = place->first + count, served;
-    for (int64_t at = place->first; at < end; at += served, x += served, added += served, y += served) {
-        const uint8_t *from = next_bytes(place, at, end, bytes, &served);
-        keep_and_add(from, served, threshold, scale, x, added, y);
+    for (int64_t i = 0, served; i < count; i += served) {
+        const uint8_t *from = next_bytes(place, place->first + i, place->first + count, bytes, &served);
+        if (added)
+            keep_and_add(from, served, threshold, scale, x + i, added + i, y + i);
+        else
+            keep_floats(from, served, threshold, scale, x + i, y + i);
     }
 }
 

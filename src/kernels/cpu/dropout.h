@@ -24,7 +24,7 @@ void dropout_apply(const uint8_t *mask, int64_t count, float scale, const float 
 /* Both without a mask in memory. x and y may be the same. */
 void dropout_floats(const struct dropout_place *place, int64_t count, int threshold, float scale, const float *x,
                     float *y);
-/* The same plus `added`, in one pass: y = (mask ? scale x : 0) + added. y may be one of them. */
+/* The same plus `added` unless NULL, in one pass: y = (mask ? scale x : 0) + added. y may be one of them. */
 void dropout_add(const struct dropout_place *place, int64_t count, int threshold, float scale, const float *x,
                  const float *added, float *y);
 

@@ -11,20 +11,21 @@ enum { BLOCK = 128 };
 /* Whether dropout is more than the identity. */
 static bool drops(const struct op_call *call) { return call->attr->probability != 0 && !call->evaluate; }
 
-static struct dropout_place place_of(const struct op_call *call, int64_t row) {
+/* y = dropout(x) of a row of tokens, plus `added` unless NULL */
+static void drop(const struct op_call *call, int64_t row, int64_t n, const float *x, const float *added, float *y) {
+    float probability = call->attr->probability;
     const struct ragged *ragged = call->ragged;
     int64_t sequence = ragged->token_sequence[row], position = row - ragged->starts[sequence];
-    return (struct dropout_place){call->seed, call->attr->site, ragged->sequence_numbers[sequence],
+    struct dropout_place place = {call->seed, call->attr->site, ragged->sequence_numbers[sequence],
                                   position * call->hidden};
+    dropout_add(&place, n, dropout_threshold(probability), dropout_scale(probability), x, added, y);
 }
 
-/* y = dropout(x) of a row of tokens */
+/* dropout(x), in y; or x itself, where that is the identity */
 static const float *drop_row(const struct op_call *call, int64_t row, int64_t n, const float *x, float *y) {
     if (!drops(call))
         return x;
-    float probability = call->attr->probability;
-    struct dropout_place place = place_of(call, row);
-    dropout_floats(&place, n, dropout_threshold(probability), dropout_scale(probability), x, y);
+    drop(call, row, n, x, NULL, y);
     return y;
 }
 
@@ -40,13 +41,10 @@ static PER_ISA(void, add_rows, (const float *a, const float *b, float *y, int64_
 /* y = dropout(x) + added */
 static void drop_and_add(const struct op_call *call, int64_t row, int64_t n, const float *x, const float *added,
                          float *y) {
-    if (!drops(call)) {
+    if (drops(call))
+        drop(call, row, n, x, added, y);
+    else
         add_rows(x, added, y, n);
-        return;
-    }
-    float probability = call->attr->probability;
-    struct dropout_place place = place_of(call, row);
-    dropout_add(&place, n, dropout_threshold(probability), dropout_scale(probability), x, added, y);
 }
 
 /* y = layernorm(sum); the row's statistics go to outputs 2 and 3. */

@@ -3,7 +3,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
 #include "base/file.h"
 #include "base/json.h"
@@ -52,12 +51,11 @@ static void put(struct choices *choices, const char *product, const unsigned cha
 
 static status read_entries(struct choices *choices, const json *root) {
     const char *device, *library;
+    json *products;
     unsigned char bytes[CHOICE_BYTES];
     TRY(json_get_string(choices->path, root, "device", &device));
     TRY(json_get_string(choices->path, root, "library", &library));
-    const json *products = json_get(root, "products");
-    if (!products || !json_is_object(products))
-        return bad_input("%s: key \"products\" is missing or no object", choices->path);
+    TRY(json_get_object(choices->path, root, "products", &products));
     if (strcmp(device, choices->device) != 0 || strcmp(library, choices->library) != 0) {
         log_warn(
             "%s: chosen on %s with %s, this is %s with %s: products are timed anew, and sums may differ in the last "
@@ -79,7 +77,7 @@ status choices_open(struct choices **out, const char *path, const char *device, 
     json *root = NULL;
     *choices =
         (struct choices){.path = xstrdup(path), .device = xstrdup(device), .library = xstrdup(library), .write = write};
-    status code = access(path, F_OK) == 0 ? json_read_file(path, &root) : OK; /* a folder is an error */
+    status code = file_exists(path) || folder_exists(path) ? json_read_file(path, &root) : OK;
     if (code == OK && root)
         code = read_entries(choices, root);
     json_free(root);

@@ -303,12 +303,11 @@ status lt_new(struct lt **out, struct cuda *cuda, bool tf32) {
     return OK;
 }
 
-status lt_keep_choices(struct lt *lt, const char *path, bool write) {
-    char device[320], library[64];
+status lt_keep_choices(struct lt *lt, const char *path, const char *device, bool write) {
+    char library[64];
     choices_free(lt->kept);
     lt->kept = NULL;
     lt->count = 0; /* made before, by timing */
-    cuda_name_device(lt->cuda, device, sizeof device);
     lt_describe(lt, library, sizeof library);
     return choices_open(&lt->kept, path, device, library, write);
 }

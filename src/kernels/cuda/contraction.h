@@ -38,7 +38,7 @@ status lt_multiply(struct lt *lt, const struct product *product);
 status lt_multiply_if_supported(struct lt *lt, const struct product *product, bool *supported);
 
 /* From now on what the file has was chosen, and what it has not is chosen and kept there (see choices.h). */
-status lt_keep_choices(struct lt *lt, const char *path, bool write);
+status lt_keep_choices(struct lt *lt, const char *path, const char *device, bool write);
 
 /* "cuBLASLt 13.0.2" */
 void lt_describe(const struct lt *lt, char *out, size_t size);

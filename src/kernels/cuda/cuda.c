@@ -286,14 +286,6 @@ int cuda_device_count(void) {
     return count;
 }
 
-void cuda_name_device(const struct cuda *cuda, char *name, size_t size) {
-    snprintf(name, size, "%s, %d multiprocessors", cuda->properties.name, cuda->properties.multiProcessorCount);
-}
-
-static status keep_choices(struct backend *backend, const char *path, bool write) {
-    return lt_keep_choices(((struct cuda *)backend)->lt, path, write);
-}
-
 static void describe_properties(const struct cudaDeviceProp *properties, char *line, size_t size) {
     snprintf(line, size, "%s, sm_%d%d, %d multiprocessors, %.0f GB", properties->name, properties->major,
              properties->minor, properties->multiProcessorCount, 1e-9 * (double)properties->totalGlobalMem);
@@ -307,6 +299,13 @@ bool cuda_device_describe(int device, char *line, size_t size) {
     }
     describe_properties(&properties, line, size);
     return true;
+}
+
+static status keep_choices(struct backend *backend, const char *path, bool write) {
+    struct cuda *cuda = (struct cuda *)backend;
+    char device[320];
+    describe_properties(&cuda->properties, device, sizeof device);
+    return lt_keep_choices(cuda->lt, path, device, write);
 }
 
 static void describe(const struct backend *backend, char *line, size_t size) {

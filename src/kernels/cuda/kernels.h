@@ -30,7 +30,6 @@ enum attention_way cuda_attention_way(const struct cuda *cuda);
 /* Device memory for what lives only within one operator: partial sums, split products. All operators use the same. */
 enum { CUDA_WORKSPACE_BYTES = 64 << 20 };
 void *cuda_workspace(struct cuda *cuda);
-void cuda_name_device(const struct cuda *cuda, char *name, size_t size); /* "NVIDIA H200, 132 multiprocessors" */
 
 /* A copy on the device of host memory that is constant for the life of the graph (chunks, parameters): made the first
  * time it is asked for, found by its address later. */
