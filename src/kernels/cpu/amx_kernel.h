@@ -15,87 +15,74 @@ static void NAME(begin)(void) {
 
 static void NAME(end)(void) { TILE_RELEASE(); }
 
-#define square NAME(square)
-
-/* c[32, 32] = or += a b. `a`: tiles [16 lines][32 of k], their lines `a_line` bytes apart, the second 16 `a_low` bytes
- * behind the first, the next 32 of k `a_step`; b: packed tiles, the second 16 columns `b_right` bytes behind the first.
- */
-INLINE void square(int64_t depth, const char *a, int64_t a_line, int64_t a_low, int64_t a_step, const char *b,
-                   int64_t b_right, float *c, int64_t stride_c, bool add, const char *next,
-                   struct interlude *interlude) {
-    const int64_t stride = stride_c * (int64_t)sizeof *c;
-    float *low = c + TILE_LINES * stride_c;
-    if (add) {
-        TILE_LOAD(0, c, stride);
-        TILE_LOAD(1, c + TILE_LINES, stride);
-        TILE_LOAD(2, low, stride);
-        TILE_LOAD(3, low + TILE_LINES, stride);
+static void NAME(multiply)(const struct square *square) {
+    const char *a = square->a, *b = square->b, *next = square->next;
+    const int64_t a_line = square->a_line, a_low = square->a_low, c_row = square->c_row * (int64_t)sizeof(float);
+    float *low = square->c + TILE_LINES * square->c_row;
+    if (square->add) {
+        TILE_LOAD(0, square->c, c_row);
+        TILE_LOAD(1, square->c + TILE_LINES, c_row);
+        TILE_LOAD(2, low, c_row);
+        TILE_LOAD(3, low + TILE_LINES, c_row);
     } else {
         TILE_ZERO(0);
         TILE_ZERO(1);
         TILE_ZERO(2);
         TILE_ZERO(3);
     }
-    for (int64_t k = 0; k < depth; k += STEP, a += a_step, b += TILE_BYTES) {
-        TILE_LOAD(6, b, STEP * sizeof(bf16));
+    for (int64_t step = 0; step < square->steps; step++, a += square->a_step, b += square->b_step) {
+        TILE_LOAD(6, b, TILE_LINE);
         TILE_LOAD(4, a, a_line);
         TILE_MULTIPLY(0, 4, 6);
-        TILE_LOAD(7, b + b_right, STEP * sizeof(bf16));
+        TILE_LOAD(7, b + square->b_right, TILE_LINE);
         TILE_MULTIPLY(1, 4, 7);
-        for (int line = 0; next && line < FETCH; line++, next += 64)
+        for (int line = 0; line < square->lines; line++, next += TILE_LINE)
             __builtin_prefetch(next, 0, 2);
-        interlude_step(interlude);
+        interlude_step(square->interlude);
         TILE_LOAD(5, a + a_low, a_line);
         TILE_MULTIPLY(2, 5, 6);
         TILE_MULTIPLY(3, 5, 7);
     }
-    TILE_STORE(0, c, stride);
-    TILE_STORE(1, c + TILE_LINES, stride);
-    TILE_STORE(2, low, stride);
-    TILE_STORE(3, low + TILE_LINES, stride);
-}
-
-static void NAME(multiply)(int64_t depth, const void *a_sliver, const void *b_panel, float *c, int64_t stride_c,
-                           bool add, const char *next, struct interlude *interlude) {
-    square(depth, a_sliver, STEP * sizeof(bf16), LINE_OF_TILES, TILE_BYTES, b_panel, LINE_OF_TILES, c, stride_c, add,
-           next, interlude);
+    TILE_STORE(0, square->c, c_row);
+    TILE_STORE(1, square->c + TILE_LINES, c_row);
+    TILE_STORE(2, low, c_row);
+    TILE_STORE(3, low + TILE_LINES, c_row);
 }
 
 static void NAME(multiply_rows)(const struct rows_product *p) {
     const bf16 *a = p->a, *b = p->b;
     const int64_t a_line = p->a_row * (int64_t)sizeof *a, b_panel = p->k * TILE_LINES;
-    for (int64_t column = 0; column < p->n; column += 2 * TILE_LINES)
-        for (int64_t row = 0; row < p->m; row += 2 * TILE_LINES)
-            square(p->k, (const char *)(a + row * p->a_row), a_line, TILE_LINES * a_line, STEP * sizeof *a,
-                   (const char *)(b + column / TILE_LINES * b_panel), b_panel * (int64_t)sizeof *b,
-                   p->c + row * p->c_row + column, p->c_row, p->add, NULL, NULL);
+    struct interlude nothing = {0};
+    struct square square = {.steps = p->k / SIDE,
+                            .a_line = a_line,
+                            .a_low = TILE_LINES * a_line,
+                            .a_step = TILE_LINE,
+                            .b_right = b_panel * (int64_t)sizeof *b,
+                            .b_step = TILE_BYTES,
+                            .c_row = p->c_row,
+                            .add = p->add,
+                            .interlude = &nothing};
+    for (int64_t column = 0; column < p->n; column += SIDE)
+        for (int64_t row = 0; row < p->m; row += SIDE) {
+            square.a = (const char *)(a + row * p->a_row);
+            square.b = (const char *)(b + column / TILE_LINES * b_panel);
+            square.c = p->c + row * p->c_row + column;
+            NAME(multiply)(&square);
+        }
 }
 
-static void NAME(pack_a)(const struct matrix *a, const struct piece *piece, void *block, float *sums) {
-    pack_tiles(a, piece, true, block);
-    if (sums)
-        sum_rows(block, piece, sums);
+static void NAME(pack_square)(const struct matrix *m, const struct piece *piece, bool left, void *to) {
+    pack_square(m, piece, left, to);
 }
 
-static void NAME(pack_b)(const struct matrix *b, const struct piece *piece, void *panels) {
-    pack_tiles(b, piece, false, panels);
-}
+static void NAME(sum_square)(const void *packed, float lanes[SIDE][SUM_LANES]) { sum_square(packed, lanes); }
 
-const struct kernel NAME(kernel) = {.rows = 2 * TILE_LINES,
-                                    .columns = 2 * TILE_LINES,
-                                    .depth = DEPTH,
-                                    .block_rows = BLOCK_ROWS,
-                                    .a_block = BLOCK_ROWS / TILE_LINES * LINE_OF_TILES,
-                                    .b_panel = 2 * LINE_OF_TILES,
-                                    .fetched = DEPTH / STEP * FETCH * 64,
-                                    .pack_a = NAME(pack_a),
-                                    .pack_b = NAME(pack_b),
-                                    .multiply = NAME(multiply),
-                                    .step_depth = STEP,
+const struct kernel NAME(kernel) = {.square = NAME(multiply),
+                                    .pack_square = NAME(pack_square),
+                                    .sum_square = NAME(sum_square),
                                     .multiply_rows = NAME(multiply_rows),
                                     .begin = NAME(begin),
                                     .end = NAME(end)};
-#undef square
 #undef NAME
 #undef TILE_CONFIGURE
 #undef TILE_RELEASE

@@ -1,146 +1,99 @@
-/* Products of bf16 with AMX: two by two tiles of c, [32, 32], from a as [16 lines][32 of k] and b as [16 pairs of k][16
- * lines][2]. Packed, the tiles of 16 lines follow each other along k. */
+/* Squares of bf16 with AMX: two by two tiles of sums from a as [16 lines][32 of k] and b as [16 pairs of k][16
+ * lines][2].
+ */
 #include "kernels/cpu/products.h"
+#include "kernels/cpu/squares.h"
 
 #if defined(__x86_64__) && !defined(__clang__)
 #include <immintrin.h>
 
-enum {
-    TILE_LINES = 16,
-    STEP = 32, /* of k in a tile */
-    DEPTH = 512,
-    BLOCK_ROWS = 256,
-    FETCH = 8, /* cache lines asked for in a step of k */
-    TILE_BYTES = TILE_LINES * STEP * 2,
-    LINE_OF_TILES = DEPTH / STEP * TILE_BYTES
-};
+enum { TILE_LINES = 16, TILE_LINE = 64 /* bytes */, TILE_BYTES = TILE_LINES * TILE_LINE };
 
 #define INLINE static inline __attribute__((always_inline))
 
-INLINE int64_t up_to(int64_t n, int64_t step) { return (n + step - 1) / step * step; }
+/* --- packing: 32 lines and 32 k at a time, in vectors that are lines of tiles --- */
 
-/* --- packing: a tile at a time, in pieces of eight numbers --- */
+typedef bf16 numbers __attribute__((vector_size(TILE_LINE)));   /* 32 */
+typedef uint32_t pairs __attribute__((vector_size(TILE_LINE))); /* 16 */
+typedef bf16 numbers_unaligned __attribute__((vector_size(TILE_LINE), aligned(2), may_alias));
 
-typedef bf16 eight __attribute__((vector_size(16)));
-typedef bf16 eight_unaligned __attribute__((vector_size(16), aligned(2), may_alias));
-typedef uint32_t four_pairs __attribute__((vector_size(16)));
+INLINE void store_line(void *to, int line, const numbers *value) {
+    ((numbers *)__builtin_assume_aligned(to, TILE_LINE))[line] = *value;
+}
 
-INLINE eight load_eight(const bf16 *from) { return *(const eight_unaligned *)from; }
-INLINE void store_eight(bf16 *to, eight value) { *(eight_unaligned *)to = value; }
+/* Rows `row` and `row` + 1 as pairs of columns: 0 to 15, 16 to 31. */
+INLINE void pair_rows(const bf16 *from, int64_t stride, int row, numbers *first, numbers *last) {
+    numbers a = *(const numbers_unaligned *)(from + row * stride),
+            b = *(const numbers_unaligned *)(from + (row + 1) * stride);
+    *first = __builtin_shuffle(a, b, (numbers){0, 32, 1, 33, 2,  34, 3,  35, 4,  36, 5,  37, 6,  38, 7,  39,
+                                               8, 40, 9, 41, 10, 42, 11, 43, 12, 44, 13, 45, 14, 46, 15, 47});
+    *last = __builtin_shuffle(a, b, (numbers){16, 48, 17, 49, 18, 50, 19, 51, 20, 52, 21, 53, 22, 54, 23, 55,
+                                              24, 56, 25, 57, 26, 58, 27, 59, 28, 60, 29, 61, 30, 62, 31, 63});
+}
 
-/* `n` rows of memory from `row` on, eight numbers of each from `at` on. Not `whole`: only `rows` rows and `count`
- * numbers are there; the others are zeros. */
-INLINE void load_rows(const struct matrix *m, bool whole, int64_t row, int64_t rows, int64_t at, int64_t count, int n,
-                      eight out[]) {
-    const bf16 *from = (const bf16 *)m->data + row * m->stride + at;
-    for (int i = 0; i < n; i++, from += m->stride) {
-        bf16 buffer[8] = {0};
-        int64_t there = i < rows ? count : 0;
-        if (!whole && there < 8) {
-            memcpy(buffer, from, there > 0 ? (size_t)there * sizeof *from : 0);
-            out[i] = load_eight(buffer);
-        } else
-            out[i] = load_eight(from);
+/* Pair j of line i becomes pair i of line j: four perfect shuffles of all places. */
+INLINE void transpose_pairs(numbers lines[TILE_LINES]) {
+    for (int round = 0; round < 4; round++) {
+        numbers shuffled[TILE_LINES];
+        for (int i = 0; i < TILE_LINES / 2; i++) {
+            pairs a = (pairs)lines[i], b = (pairs)lines[i + TILE_LINES / 2];
+            shuffled[2 * i] =
+                (numbers)__builtin_shuffle(a, b, (pairs){0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23});
+            shuffled[2 * i + 1] =
+                (numbers)__builtin_shuffle(a, b, (pairs){8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31});
+        }
+        for (int i = 0; i < TILE_LINES; i++)
+            lines[i] = shuffled[i];
     }
 }
 
-/* Pairs from two vectors in turn: low halves, high halves. */
-INLINE eight low_pairs(eight a, eight b) { return __builtin_shuffle(a, b, (eight){0, 8, 1, 9, 2, 10, 3, 11}); }
-INLINE eight high_pairs(eight a, eight b) { return __builtin_shuffle(a, b, (eight){4, 12, 5, 13, 6, 14, 7, 15}); }
-
-INLINE void transpose_eight(eight v[8]) {
-    eight w[8];
-    for (int round = 0; round < 3; round++) { /* three perfect shuffles of all 64 numbers' places */
-        for (int i = 0; i < 4; i++) {
-            w[2 * i] = low_pairs(v[i], v[i + 4]);
-            w[2 * i + 1] = high_pairs(v[i], v[i + 4]);
-        }
-        for (int i = 0; i < 8; i++)
-            v[i] = w[i];
-    }
-}
-
-INLINE void transpose_pairs(eight v[4]) {
-    four_pairs a = (four_pairs)v[0], b = (four_pairs)v[1], c = (four_pairs)v[2], d = (four_pairs)v[3];
-    four_pairs ac = __builtin_shuffle(a, c, (four_pairs){0, 4, 1, 5}),
-               bd = __builtin_shuffle(b, d, (four_pairs){0, 4, 1, 5});
-    v[0] = (eight)__builtin_shuffle(ac, bd, (four_pairs){0, 4, 1, 5});
-    v[1] = (eight)__builtin_shuffle(ac, bd, (four_pairs){2, 6, 3, 7});
-    ac = __builtin_shuffle(a, c, (four_pairs){2, 6, 3, 7}), bd = __builtin_shuffle(b, d, (four_pairs){2, 6, 3, 7});
-    v[2] = (eight)__builtin_shuffle(ac, bd, (four_pairs){0, 4, 1, 5});
-    v[3] = (eight)__builtin_shuffle(ac, bd, (four_pairs){2, 6, 3, 7});
-}
-
-/* The tile of a line and a k, both multiples of its size. */
-INLINE bf16 *tile_at(void *packed, int64_t line, int64_t k) {
-    return (bf16 *)packed + (line / TILE_LINES * LINE_OF_TILES + k / STEP * TILE_BYTES) / (int64_t)sizeof(bf16);
-}
-
-/* A tile of 16 lines and 32 k: [line][k] if `across`, as a's are; else b's, [k / 2][line][2]. */
-INLINE void pack_tile(const struct matrix *m, const struct piece *piece, bool whole, int64_t line, int64_t k,
-                      bool across, bf16 *to) {
-    const int64_t from_line = piece->line + line, lines = piece->lines - line, from_k = piece->k + k,
-                  ks = piece->depth - k;
-    eight v[8];
-    for (int l = 0; l < TILE_LINES; l += 8)
-        for (int i = 0; i < STEP && m->lines_are_next && across; i += 8) {
-            load_rows(m, whole, from_k + i, ks - i, from_line + l, lines - l, 8, v);
-            transpose_eight(v);
-            for (int j = 0; j < 8; j++)
-                store_eight(to + (l + j) * STEP + i, v[j]);
-        }
-    for (int i = 0; i < STEP && m->lines_are_next && !across; i += 2)
-        for (int l = 0; l < TILE_LINES; l += 8) {
-            load_rows(m, whole, from_k + i, ks - i, from_line + l, lines - l, 2, v);
-            store_eight(to + i * TILE_LINES + 2 * l, low_pairs(v[0], v[1]));
-            store_eight(to + i * TILE_LINES + 2 * l + 8, high_pairs(v[0], v[1]));
-        }
-    for (int l = 0; l < TILE_LINES && !m->lines_are_next && across; l++)
-        for (int i = 0; i < STEP; i += 8) {
-            load_rows(m, whole, from_line + l, lines - l, from_k + i, ks - i, 1, v);
-            store_eight(to + l * STEP + i, v[0]);
-        }
-    for (int l = 0; l < TILE_LINES && !m->lines_are_next && !across; l += 4)
-        for (int i = 0; i < STEP; i += 8) {
-            load_rows(m, whole, from_line + l, lines - l, from_k + i, ks - i, 4, v);
-            transpose_pairs(v);
-            for (int j = 0; j < 4; j++)
-                store_eight(to + (i + 2 * j) * TILE_LINES + 2 * l, v[j]);
-        }
-}
-
-INLINE void pack_tile_at(const struct matrix *m, const struct piece *piece, int64_t line, int64_t k, bool across,
-                         void *packed) {
-    if (line + TILE_LINES <= piece->lines && k + STEP <= piece->depth)
-        pack_tile(m, piece, true, line, k, across, tile_at(packed, line, k));
+/* `from`: 32 rows of 32 numbers. Rows are lines (`rows_are_k` false) or steps of k. */
+INLINE void pack_rows(const bf16 *from, int64_t stride, bool rows_are_k, bool left, bf16 *to) {
+    numbers first[TILE_LINES], last[TILE_LINES];
+    bf16 *second = to + TILE_BYTES / sizeof *to;
+    if (rows_are_k)
+        for (int i = 0; i < TILE_LINES; i++)
+            pair_rows(from, stride, 2 * i, &first[i], &last[i]);
     else
-        pack_tile(m, piece, false, line, k, across, tile_at(packed, line, k));
-}
-
-/* All tiles of a piece, [line / 16][k / 32], with lines up to whole squares; along the rows of memory. */
-INLINE void pack_tiles(const struct matrix *m, const struct piece *piece, bool across, void *packed) {
-    const int64_t lines = up_to(piece->lines, 2 * TILE_LINES);
-    for (int64_t k = 0; k < piece->depth && m->lines_are_next; k += STEP)
-        for (int64_t line = 0; line < lines; line += TILE_LINES)
-            pack_tile_at(m, piece, line, k, across, packed);
-    for (int64_t line = 0; line < lines && !m->lines_are_next; line += TILE_LINES)
-        for (int64_t k = 0; k < piece->depth; k += STEP)
-            pack_tile_at(m, piece, line, k, across, packed);
-}
-
-/* Sums over k of the packed numbers, beyond the last of which are zeros. */
-INLINE void sum_rows(void *block, const struct piece *piece, float *sums) {
-    for (int64_t line = 0; line < piece->lines; line++) {
-        float lanes[STEP] = {0}, sum = 0;
-        for (int64_t k = 0; k < piece->depth; k += STEP) {
-            const bf16 *from = tile_at(block, line, k) + line % TILE_LINES * STEP;
-            for (int i = 0; i < STEP; i++)
-                lanes[i] += bf16_to_float(from[i]);
+        for (int i = 0; i < TILE_LINES; i++) {
+            first[i] = *(const numbers_unaligned *)(from + i * stride);
+            last[i] = *(const numbers_unaligned *)(from + (i + TILE_LINES) * stride);
         }
-        for (int i = 0; i < STEP; i++)
-            sum += lanes[i];
-        sums[line] = sum;
+    if (rows_are_k == left) { /* a wants lines of pairs, b pairs of lines */
+        transpose_pairs(first);
+        transpose_pairs(last);
     }
+    for (int i = 0; i < TILE_LINES; i++) {
+        store_line(to, i, &first[i]);
+        store_line(second, i, &last[i]);
+    }
+}
+
+INLINE void pack_square(const struct matrix *m, const struct piece *piece, bool left, void *to) {
+    const bool across = m->lines_are_next;
+    const bf16 *from =
+        (const bf16 *)m->data + (across ? piece->k * m->stride + piece->line : piece->line * m->stride + piece->k);
+    bf16 filled[SIDE * SIDE];
+    int64_t stride = m->stride, rows = across ? piece->depth : piece->lines,
+            columns = across ? piece->lines : piece->depth;
+    if (rows < SIDE || columns < SIDE) { /* zeros for what is missing */
+        memset(filled, 0, sizeof filled);
+        for (int64_t r = 0; r < rows && r < SIDE; r++)
+            memcpy(filled + r * SIDE, from + r * stride, (size_t)(columns < SIDE ? columns : SIDE) * sizeof *from);
+        from = filled, stride = SIDE;
+    }
+    if (across)
+        pack_rows(from, stride, true, left, to);
+    else
+        pack_rows(from, stride, false, left, to);
+}
+
+/* Adds to the sums of each line of a packed square: of its even and its odd numbers. */
+INLINE void sum_square(const void *packed, float lanes[SIDE][SUM_LANES]) {
+    const bf16 *line = packed;
+    for (int i = 0; i < SIDE; i++, line += SIDE)
+        for (int lane = 0; lane < SUM_LANES; lane++)
+            lanes[i][lane] += bf16_to_float(line[2 * lane]) + bf16_to_float(line[2 * lane + 1]);
 }
 
 /* --- the instructions --- */

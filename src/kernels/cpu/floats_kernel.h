@@ -52,8 +52,7 @@ INLINE void sliver(int64_t depth, const float *a, int64_t a_row, int64_t a_step,
 }
 
 static void NAME(multiply)(int64_t depth, const void *a_block, const void *b_panel, float *c, int64_t stride_c,
-                           bool add, const char *next, struct interlude *interlude) {
-    (void)interlude;
+                           bool add, const char *next) {
     sliver(depth, a_block, A_STRIDE, 1, b_panel, c, stride_c, add, next);
 }
 

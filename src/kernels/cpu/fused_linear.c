@@ -6,31 +6,30 @@
 #include "kernels/cpu/tiles.h"
 #include "kernels/cpu/vector.h"
 
-static PER_ISA(void, add_floats, (float *to, const float *from, int64_t count), (to, from, count)) {
+CPU_BODY void add_floats(float *restrict to, const float *restrict from, int64_t count) {
     for (int64_t i = 0; i < count; i++)
         to[i] += from[i];
 }
 
 /* --- y = x w^T + b, for one weight or three --- */
 
-static void bias_epilogue(const struct tile_job *job, const struct tile *tile) {
-    const struct op_call *call = job->call;
-    const struct operand *y = &call->out[tile->part];
-    const float *bias = call->in[1 + job->parts + tile->part].data;
+CPU_BODY void add_bias_rows(const struct tile_job *job, const struct tile *tile, int64_t columns, enum dtype dtype) {
+    const float *bias = (const float *)job->call->in[1 + job->parts + tile->part].data + tile->column;
     for (int64_t r = 0; r < tile->rows; r++) {
         float *values = tile->values + r * tile->stride;
-        add_floats(values, bias + tile->column, tile->columns);
-        segment_write(y, tile->row + r, tile->column, tile->columns, values);
+        add_floats(values, bias, columns);
+        numbers_write(segment(&job->call->out[tile->part], tile->row + r, tile->column), dtype, columns, values);
     }
 }
+static TILE_EPILOGUE(add_bias)
 
-status cpu_linear_bias(struct cpu *cpu, const struct op_call *call) {
-    struct tile_job job = forward_tiles(cpu, call, 1, bias_epilogue);
+    status cpu_linear_bias(struct cpu *cpu, const struct op_call *call) {
+    struct tile_job job = forward_tiles(cpu, call, 1, add_bias);
     return tiles_run(&job);
 }
 
 status cpu_qkv(struct cpu *cpu, const struct op_call *call) {
-    struct tile_job job = forward_tiles(cpu, call, 3, bias_epilogue);
+    struct tile_job job = forward_tiles(cpu, call, 3, add_bias);
     return tiles_run(&job);
 }
 
@@ -39,45 +38,49 @@ status cpu_qkv_linear(struct cpu *cpu, const struct op_call *call) {
     return tiles_run(&job);
 }
 
-static void act_epilogue(const struct tile_job *job, const struct tile *tile) {
+CPU_BODY void add_bias_act_rows(const struct tile_job *job, const struct tile *tile, int64_t columns,
+                                enum dtype dtype) {
     const struct op_call *call = job->call;
-    const float *bias = call->in[2].data;
+    const float *bias = (const float *)call->in[2].data + tile->column;
     for (int64_t r = 0; r < tile->rows; r++) {
         float *values = tile->values + r * tile->stride;
-        add_floats(values, bias + tile->column, tile->columns);
-        segment_write(&call->out[0], tile->row + r, tile->column, tile->columns, values);
-        activate(call->attr->act, values, values, tile->columns);
-        segment_write(&call->out[1], tile->row + r, tile->column, tile->columns, values);
+        add_floats(values, bias, columns);
+        numbers_write(segment(&call->out[0], tile->row + r, tile->column), dtype, columns, values);
+        activate_row(call->attr->act, values, values, columns);
+        numbers_write(segment(&call->out[1], tile->row + r, tile->column), dtype, columns, values);
     }
 }
+static TILE_EPILOGUE(add_bias_act)
 
-status cpu_linear_act(struct cpu *cpu, const struct op_call *call) {
-    struct tile_job job = forward_tiles(cpu, call, 1, act_epilogue);
+    status cpu_linear_act(struct cpu *cpu, const struct op_call *call) {
+    struct tile_job job = forward_tiles(cpu, call, 1, add_bias_act);
     job.beside = &call->out[1];
     return tiles_run(&job);
 }
 
 /* --- dx = dy w, and what follows --- */
 
-static void residual_epilogue(const struct tile_job *job, const struct tile *tile) {
-    const struct op_call *call = job->call;
+CPU_BODY void add_residual_rows(const struct tile_job *job, const struct tile *tile, int64_t columns,
+                                enum dtype dtype) {
+    const struct operand *residual = &job->call->in[2 * job->terms];
     float buffer[TILE_COLUMNS];
     for (int64_t r = 0; r < tile->rows; r++) {
         float *values = tile->values + r * tile->stride;
-        add_floats(values, segment_read(&call->in[2 * job->terms], tile->row + r, tile->column, tile->columns, buffer),
-                   tile->columns);
-        segment_write(&call->out[0], tile->row + r, tile->column, tile->columns, values);
+        numbers_read(segment(residual, tile->row + r, tile->column), dtype, columns, buffer);
+        add_floats(values, buffer, columns);
+        numbers_write(segment(&job->call->out[0], tile->row + r, tile->column), dtype, columns, values);
     }
 }
+static TILE_EPILOGUE(add_residual)
 
-status cpu_linear_dx_add(struct cpu *cpu, const struct op_call *call) {
-    struct tile_job job = backward_tiles(cpu, call, 1, residual_epilogue);
+    status cpu_linear_dx_add(struct cpu *cpu, const struct op_call *call) {
+    struct tile_job job = backward_tiles(cpu, call, 1, add_residual);
     job.beside = &call->in[2];
     return tiles_run(&job);
 }
 
 status cpu_qkv_dx(struct cpu *cpu, const struct op_call *call) {
-    struct tile_job job = backward_tiles(cpu, call, 3, residual_epilogue);
+    struct tile_job job = backward_tiles(cpu, call, 3, add_residual);
     job.beside = &call->in[6];
     return tiles_run(&job);
 }
@@ -87,19 +90,20 @@ status cpu_qkv_linear_dx(struct cpu *cpu, const struct op_call *call) {
     return tiles_run(&job);
 }
 
-static void act_dx_epilogue(const struct tile_job *job, const struct tile *tile) {
+CPU_BODY void times_slope_rows(const struct tile_job *job, const struct tile *tile, int64_t columns, enum dtype dtype) {
     const struct op_call *call = job->call;
-    float buffer[TILE_COLUMNS];
+    float h[TILE_COLUMNS];
     for (int64_t r = 0; r < tile->rows; r++) {
         float *values = tile->values + r * tile->stride;
-        const float *h = segment_read(&call->in[2], tile->row + r, tile->column, tile->columns, buffer);
-        activation_gradient(call->attr->act, h, values, values, tile->columns);
-        segment_write(&call->out[0], tile->row + r, tile->column, tile->columns, values);
+        numbers_read(segment(&call->in[2], tile->row + r, tile->column), dtype, columns, h);
+        activation_gradient_row(call->attr->act, h, values, values, columns);
+        numbers_write(segment(&call->out[0], tile->row + r, tile->column), dtype, columns, values);
     }
 }
+static TILE_EPILOGUE(times_slope)
 
-status cpu_linear_dx_act(struct cpu *cpu, const struct op_call *call) {
-    struct tile_job job = backward_tiles(cpu, call, 1, act_dx_epilogue);
+    status cpu_linear_dx_act(struct cpu *cpu, const struct op_call *call) {
+    struct tile_job job = backward_tiles(cpu, call, 1, times_slope);
     job.beside = &call->in[2];
     return tiles_run(&job);
 }
@@ -153,7 +157,7 @@ struct part_sum {
     int32_t best;    /* first column of the maximum */
 };
 
-static void xent_epilogue(const struct tile_job *job, const struct tile *tile) {
+static PER_ISA(void, xent_epilogue, (const struct tile_job *job, const struct tile *tile), (job, tile)) {
     const struct op_call *call = job->call;
     const float *bias = call->in[2].data;
     int64_t classes = call->attr->classes - tile->column, blocks = (job->columns + TILE_COLUMNS - 1) / TILE_COLUMNS;
@@ -161,11 +165,12 @@ static void xent_epilogue(const struct tile_job *job, const struct tile *tile) {
     struct part_sum *sums = job->context;
     for (int64_t r = 0; r < tile->rows; r++) {
         float *values = tile->values + r * tile->stride, rounded[TILE_COLUMNS];
+        void *stored = segment(&call->out[0], tile->row + r, tile->column);
         add_floats(values, bias + tile->column, tile->columns);
-        segment_write(&call->out[0], tile->row + r, tile->column, tile->columns, values);
+        numbers_write(stored, call->out[0].dtype, tile->columns, values);
         /* the loss is that of the logits as they are stored, so that the probabilities of the backward pass add up to 1
          */
-        const float *logits = segment_read(&call->out[0], tile->row + r, tile->column, tile->columns, rounded);
+        const float *logits = floats_read(stored, call->out[0].dtype, 0, tile->columns, rounded);
         struct part_sum *part = &sums[(tile->row + r) * blocks + tile->column / TILE_COLUMNS];
         *part = (struct part_sum){-INFINITY, 0, 0};
         if (!classes)
@@ -192,7 +197,8 @@ static void combine_row(struct cpu *cpu, const struct op_call *call, int64_t row
         sum += (double)sums[b].sum * exp((double)(sums[b].most - all.most));
     float lse = all.most + (float)log(sum);
     ((float *)call->out[1].data)[row] = lse;
-    ((float *)call->out[2].data)[row] = lse - *segment_read(&call->out[0], row, label, 1, &buffer);
+    ((float *)call->out[2].data)[row] =
+        lse - *floats_read(call->out[0].data, call->out[0].dtype, row_offset(&call->out[0], row) + label, 1, &buffer);
     ((int32_t *)call->out[3].data)[row] = all.best == label;
 }
 

@@ -82,6 +82,27 @@ static inline void floats_write(void *data, enum dtype dtype, int64_t at, int64_
         memcpy((float *)data + at, values, (size_t)count * sizeof *values);
 }
 
+/* The same inside a loop that is PER_ISA: `count` numbers from or to a place in memory, by its own instructions. */
+CPU_BODY void numbers_read(const void *restrict from, enum dtype dtype, int64_t count, float *restrict to) {
+    const uint16_t *restrict words = from;
+    if (dtype == F32)
+        memcpy(to, from, (size_t)count * sizeof *to);
+    for (int64_t i = 0; dtype == BF16 && i < count; i++)
+        to[i] = bf16_to_float(words[i]);
+    for (int64_t i = 0; dtype == F16 && i < count; i++)
+        to[i] = f16_to_float(words[i]);
+}
+
+CPU_BODY void numbers_write(void *restrict to, enum dtype dtype, int64_t count, const float *restrict from) {
+    uint16_t *restrict words = to;
+    if (dtype == F32)
+        memcpy(to, from, (size_t)count * sizeof *from);
+    for (int64_t i = 0; dtype == BF16 && i < count; i++)
+        words[i] = bf16_from_float(from[i]);
+    for (int64_t i = 0; dtype == F16 && i < count; i++)
+        words[i] = f16_from_float(from[i]);
+}
+
 /* --- rows: kernels work on a row of floats at a time --- */
 
 static inline int64_t row_offset(const struct operand *operand, int64_t row) { return row * operand->stride; }

@@ -50,9 +50,10 @@ static status by_library(struct cpu *cpu, const struct op_call *call, bool trans
 
 /* By tiles of our own, or by the library. */
 static status multiply(struct cpu *cpu, const struct op_call *call, bool transposed) {
-    if (!products_kernel(call->in[0].dtype, call->in[1].dtype))
+    const struct kernel *kernel = products_kernel(call->in[0].dtype, call->in[1].dtype);
+    if (!kernel)
         return by_library(cpu, call, false, transposed, call->in[0].columns);
-    tile_epilogue epilogue = call->out[0].dtype == F32 ? NULL : store_tile;
+    tile_epilogue epilogue = call->out[0].dtype == F32 && !kernel->square ? NULL : store_tile;
     struct tile_job job = transposed ? forward_tiles(cpu, call, 1, epilogue) : backward_tiles(cpu, call, 1, epilogue);
     return tiles_run(&job);
 }

@@ -90,7 +90,7 @@ static void pack_shared(void *ctx, int64_t begin, int64_t end) {
 static void multiply_edge(const struct kernel *kernel, int64_t depth, const void *a, const void *b, float *c,
                           int64_t stride_c, int64_t rows, int64_t columns, bool add) {
     float whole[MOST_C];
-    kernel->multiply(depth, a, b, whole, kernel->columns, false, a, NULL);
+    kernel->multiply(depth, a, b, whole, kernel->columns, false, a);
     for (int64_t r = 0; r < rows; r++)
         for (int64_t j = 0; j < columns; j++)
             c[r * stride_c + j] = (add ? c[r * stride_c + j] : 0) + whole[r * kernel->columns + j];
@@ -99,7 +99,7 @@ static void multiply_edge(const struct kernel *kernel, int64_t depth, const void
 /* One block of a times the panels of the same k. A panel stays in the first-level cache while the slivers of a pass by;
  * these fetch the next panel, then the next block of a. `roomy`: c has room for whole slivers and panels. */
 static void multiply_block(const struct kernel *kernel, int64_t depth, const char *a, const char *b,
-                           const struct tile *tile, bool add, bool roomy, struct interlude *interlude) {
+                           const struct tile *tile, bool add, bool roomy) {
     int64_t sliver = kernel->a_block / kernel->block_rows * kernel->rows;
     const char *next_a = a + kernel->a_block;
     for (int64_t column = 0; column < tile->columns; column += kernel->columns, b += kernel->b_panel) {
@@ -109,7 +109,7 @@ static void multiply_block(const struct kernel *kernel, int64_t depth, const cha
             int64_t rows = tile->rows - row, columns = tile->columns - column;
             const char **next = next_b < b + 2 * kernel->b_panel ? &next_b : &next_a;
             if (roomy || (rows >= kernel->rows && columns >= kernel->columns))
-                kernel->multiply(depth, from, b, c, tile->stride, add, *next, interlude);
+                kernel->multiply(depth, from, b, c, tile->stride, add, *next);
             else
                 multiply_edge(kernel, depth, from, b, c, tile->stride, least(rows, kernel->rows),
                               least(columns, kernel->columns), add);
@@ -118,61 +118,8 @@ static void multiply_block(const struct kernel *kernel, int64_t depth, const cha
     }
 }
 
-/* What a thread has under way: the tile before, whose epilogue goes on while the next one is made in the other half. */
-struct work {
-    struct interlude interlude; /* first: its `row` is given this one */
-    const struct tile_job *job;
-    struct tile before;
-    float *values[2]; /* [block_rows, columns of a tile] each */
-};
-
-/* Asks for the lines of memory that a row of the epilogue works on: rows lie too far apart for the processor to foresee
- * them. */
-static void fetch_row(const struct operand *operand, const struct tile *tile, int64_t row) {
-    const int64_t size = (int64_t)dtype_size(operand->dtype);
-    const char *from = (const char *)operand->data + (row_offset(operand, tile->row + row) + tile->column) * size;
-    for (int64_t at = 0; at < tile->columns * size; at += LINE)
-        __builtin_prefetch(from + at, 1);
-}
-
-static void run_row(struct interlude *interlude) {
-    enum { AHEAD = 4 };
-    const struct work *work = (const struct work *)interlude;
-    const struct tile_job *job = work->job;
-    const struct tile *before = &work->before;
-    int64_t row = before->rows - interlude->left, later = row + AHEAD;
-    struct tile tile = *before;
-    if (later < before->rows)
-        fetch_row(&job->call->out[tile.part], before, later);
-    if (later < before->rows && job->beside)
-        fetch_row(job->beside, before, later);
-    tile.row += row, tile.values += row * before->stride, tile.rows = 1;
-    job->epilogue(job, &tile);
-}
-
-static void finish(struct work *work) {
-    for (; work->interlude.left > 0; work->interlude.left--)
-        run_row(&work->interlude);
-}
-
-/* The epilogue of a tile: now, or row by row with the products of the next one. */
-static void put_off(const struct nest *nest, struct work *work, const struct tile *tile) {
-    const struct kernel *kernel = nest->kernel;
-    if (!kernel->step_depth) {
-        work->job->epilogue(work->job, tile);
-        return;
-    }
-    finish(work);
-    int64_t squares = cuts(tile->rows, kernel->rows) * cuts(tile->columns, kernel->columns),
-            steps = squares * nest->all_k * cuts(least(nest->depth, kernel->depth), kernel->step_depth);
-    work->before = *tile;
-    work->interlude = (struct interlude){.row = run_row, .left = tile->rows, .every = steps / tile->rows};
-    float *made = work->values[0];
-    work->values[0] = work->values[1], work->values[1] = made;
-}
-
 static void run_tile(const struct nest *nest, int64_t row_tile, int64_t column_tile, const char *a, const char *b,
-                     struct work *work) {
+                     float *values) {
     const struct tile_job *job = nest->job;
     struct tile tile = {.part = (int)(column_tile / nest->column_blocks),
                         .row = first_row(nest, row_tile),
@@ -180,7 +127,7 @@ static void run_tile(const struct nest *nest, int64_t row_tile, int64_t column_t
                         .column = first_column(nest, column_tile),
                         .columns = columns_of(nest, column_tile),
                         .stride = cuts(nest->column_step, nest->kernel->columns) * nest->kernel->columns,
-                        .values = work->values[0]};
+                        .values = values};
     if (!job->epilogue) {
         tile.stride = job->call->out[tile.part].stride;
         tile.values = (float *)job->call->out[tile.part].data + tile.row * tile.stride + tile.column;
@@ -188,22 +135,21 @@ static void run_tile(const struct nest *nest, int64_t row_tile, int64_t column_t
     for (int64_t block = 0; block < nest->all_k; block++)
         multiply_block(nest->kernel, depth_of(nest, block % nest->k_blocks), a + block * packed_bytes(nest, true),
                        b + block * packed_bytes(nest, false), &tile,
-                       block > 0 || nest->k > 0 || (job->add && !job->epilogue), job->epilogue,
-                       nest->kernel->step_depth ? &work->interlude : NULL);
+                       block > 0 || nest->k > 0 || (job->add && !job->epilogue), job->epilogue);
     if (job->epilogue)
-        put_off(nest, work, &tile);
+        job->epilogue(job, &tile);
 }
 
 /* --- the work of a thread --- */
 
-static void run_task(const struct nest *nest, int64_t drawn, int64_t group, const char *own, struct work *work) {
+static void run_task(const struct nest *nest, int64_t drawn, int64_t group, const char *own, float *values) {
     int64_t shared = nest->draw_rows ? nest->column_tiles : nest->row_tiles;
     int64_t bytes = nest->all_k * packed_bytes(nest, !nest->draw_rows);
     for (int64_t i = group * shared / nest->groups; i < (group + 1) * shared / nest->groups; i++)
         if (nest->draw_rows)
-            run_tile(nest, drawn, i, own, nest->shared + i * bytes, work);
+            run_tile(nest, drawn, i, own, nest->shared + i * bytes, values);
         else
-            run_tile(nest, i, drawn, nest->shared + i * bytes, own, work);
+            run_tile(nest, i, drawn, nest->shared + i * bytes, own, values);
 }
 
 static void run_tasks(void *ctx, int64_t begin, int64_t end) {
@@ -214,20 +160,14 @@ static void run_tasks(void *ctx, int64_t begin, int64_t end) {
     int64_t packed = -1, bytes = packed_bytes(nest, nest->draw_rows);
     char *own = aligned(cpu_scratch(cpu, 0, floats_of(nest->all_k * bytes)));
     int64_t tile_floats = kernel->block_rows * cuts(nest->column_step, kernel->columns) * kernel->columns;
-    float *values = aligned(cpu_scratch(cpu, 1, 2 * tile_floats + LINE));
-    struct work work = {.job = nest->job, .values = {values, values + tile_floats}};
-    if (kernel->begin)
-        kernel->begin();
+    float *values = aligned(cpu_scratch(cpu, 1, tile_floats + LINE));
     for (int64_t task; (task = atomic_fetch_add(&nest->next, 1)) < nest->tasks;) {
         int64_t drawn = task / nest->groups, group = task % nest->groups;
         for (int64_t block = 0; block < nest->all_k && drawn != packed; block++)
             pack(nest, nest->draw_rows, drawn, block, own + block * bytes, group == 0);
         packed = drawn;
-        run_task(nest, drawn, group, own, &work);
+        run_task(nest, drawn, group, own, values);
     }
-    finish(&work);
-    if (kernel->end)
-        kernel->end();
 }
 
 /* --- slabs --- */
@@ -280,6 +220,8 @@ status products_run(const struct kernel *kernel, const struct tile_job *job) {
     int weights = job->terms > 1 ? job->terms : job->parts;
     if (job->rows == 0)
         return OK;
+    if (kernel->square)
+        return squares_run(kernel, job);
     for (int t = 0; t < job->terms; t++)
         nest.a[t] = (struct matrix){job->x[t]->data, job->x[t]->dtype, job->down, job->x[t]->stride};
     for (int i = 0; i < weights; i++)
@@ -320,7 +262,7 @@ static void run_small(void *ctx, int64_t begin, int64_t end) {
                                     .values = small->c + row * p->stride_c + column};
                 piece = (struct piece){column, tile.columns, k, depth};
                 kernel->pack_b(&small->b, &piece, b);
-                multiply_block(kernel, depth, a, b, &tile, p->add || k > 0, false, NULL);
+                multiply_block(kernel, depth, a, b, &tile, p->add || k > 0, false);
             }
         }
 }

@@ -4,6 +4,7 @@
 
 #include "base/number.h"
 #include "base/status.h"
+#include "kernels/cpu/squares.h"
 #include "kernels/cpu/tiles.h"
 
 /* An operand of a product as it lies in memory, seen as [lines, k]: lines are the rows of a or the columns of b. Steps
@@ -26,7 +27,7 @@ struct piece {
  * the kernel's columns: [n/columns][k][columns], the last one filled up with zeros. a and c must have room for whole
  * slivers of rows, and c for whole panels of columns: what stands there afterwards says nothing.
  * bf16: a_step is 1; b stands in pairs of k, [n/16][k/2][16][2]; m, n and k are multiples of ROWS_PRODUCT. */
-enum { ROWS_PRODUCT = 32 };
+enum { ROWS_PRODUCT = SIDE };
 struct rows_product {
     int64_t m, n, k;
     const void *a;
@@ -36,21 +37,6 @@ struct rows_product {
     int64_t c_row;
     bool add;
 };
-
-/* The epilogue of a finished tile, which a kernel whose unit is not that of vectors works off between its instructions:
- * a row at every `every`th step of k. */
-struct interlude {
-    void (*row)(struct interlude *interlude);
-    int64_t left, every, wait; /* rows; steps; until the next row */
-};
-
-static inline void interlude_step(struct interlude *interlude) {
-    if (interlude && interlude->left > 0 && --interlude->wait < 0) {
-        interlude->row(interlude);
-        interlude->wait = interlude->every - 1;
-        interlude->left--;
-    }
-}
 
 /* How an instruction set multiplies. Operands are packed first, each block in one piece of memory: of a [block_rows,
  * depth], whatever its order inside, but slivers of `rows` rows follow each other; of b panels [depth, columns]. What
@@ -64,11 +50,14 @@ struct kernel {
     /* sums, where not NULL: [lines] sums over k of the piece */
     void (*pack_a)(const struct matrix *a, const struct piece *piece, void *block, float *sums);
     void (*pack_b)(const struct matrix *b, const struct piece *piece, void *panels);
-    /* c[rows, columns] = a b (+ c), and fetches into the second-level cache what will be wanted next. The interlude is
-     * NULL where step_depth is 0. */
+    /* c[rows, columns] = a b (+ c), and fetches into the second-level cache what will be wanted next */
     void (*multiply)(int64_t depth, const void *a, const void *b, float *c, int64_t stride_c, bool add,
-                     const char *next, struct interlude *interlude);
-    int step_depth; /* k of a step of interludes; 0: it makes none */
+                     const char *next);
+    /* Not NULL: it multiplies squares (squares.h), and has these three instead of what stands above. Packs a square of
+     * 32 lines and 32 k of `left` or right side from the beginning of a piece that may be smaller or larger. */
+    void (*square)(const struct square *square);
+    void (*pack_square)(const struct matrix *m, const struct piece *piece, bool left, void *packed);
+    void (*sum_square)(const void *packed, float lanes[SIDE][SUM_LANES]); /* of a left side: sums over k */
     void (*multiply_rows)(const struct rows_product *product);
     void (*begin)(void), (*end)(void); /* around the work of a thread; NULL: nothing to do */
 };

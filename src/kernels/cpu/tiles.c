@@ -34,21 +34,14 @@ const float *operand_floats(struct cpu *cpu, const struct operand *operand, int 
     return job.values;
 }
 
-const float *segment_read(const struct operand *operand, int64_t row, int64_t column, int64_t count, float *buffer) {
-    return floats_read(operand->data, operand->dtype, row_offset(operand, row) + column, count, buffer);
-}
-
-void segment_write(const struct operand *operand, int64_t row, int64_t column, int64_t count, const float *values) {
-    floats_write(operand->data, operand->dtype, row_offset(operand, row) + column, count, values);
-}
-
 /* --- jobs --- */
 
-void store_tile(const struct tile_job *job, const struct tile *tile) {
+CPU_BODY void store_tile_rows(const struct tile_job *job, const struct tile *tile, int64_t columns, enum dtype dtype) {
     for (int64_t r = 0; r < tile->rows; r++)
-        segment_write(&job->call->out[tile->part], tile->row + r, tile->column, tile->columns,
+        numbers_write(segment(&job->call->out[tile->part], tile->row + r, tile->column), dtype, columns,
                       tile->values + r * tile->stride);
 }
+TILE_EPILOGUE(store_tile)
 
 struct tile_job forward_tiles(struct cpu *cpu, const struct op_call *call, int parts, tile_epilogue epilogue) {
     struct tile_job job = {.cpu = cpu,

@@ -3,6 +3,7 @@
 #define BERTH_KERNELS_CPU_TILES_H
 
 #include "kernels/cpu/kernels.h"
+#include "kernels/cpu/squares.h"
 
 enum { TILE_ROWS = 256, TILE_COLUMNS = 256, MOST_TERMS = 3 };
 
@@ -46,9 +47,19 @@ void store_tile(const struct tile_job *job, const struct tile *tile);
 /* linear_dw, and db = sum over rows of dy unless NULL: one pass over dy where the products are our own. */
 status linear_dw_sums(struct cpu *cpu, const struct op_call *call, const struct operand *db);
 
-/* Columns [column, column + count) of a row as floats, in place (f32) or in `buffer`. */
-const float *segment_read(const struct operand *operand, int64_t row, int64_t column, int64_t count, float *buffer);
-void segment_write(const struct operand *operand, int64_t row, int64_t column, int64_t count, const float *values);
+/* Where columns from `column` on of a row stand. */
+static inline void *segment(const struct operand *operand, int64_t row, int64_t column) {
+    return (char *)operand->data + (size_t)(row_offset(operand, row) + column) * dtype_size(operand->dtype);
+}
+
+/* An epilogue from `name`_rows(job, tile, columns, dtype), compiled once more for squares of bf16. */
+#define TILE_EPILOGUE(name)                                                                   \
+    PER_ISA(void, name, (const struct tile_job *job, const struct tile *tile), (job, tile)) { \
+        if (tile->columns == SIDE && job->call->out[tile->part].dtype == BF16)                \
+            name##_rows(job, tile, SIDE, BF16);                                               \
+        else                                                                                  \
+            name##_rows(job, tile, tile->columns, job->call->out[tile->part].dtype);          \
+    }
 
 /* The whole operand as floats with a row stride: in place, or in shared scratch `slot`. A `down` operand is walked down
  * its columns: one whose rows lie whole pages apart is copied too, as it would meet the same few cache sets. */
