@@ -1,5 +1,5 @@
 /* The loop nests of squares.h. y = x w: threads draw blocks of rows; every panel of 32 columns of w passes by a block,
- * which stays in the second-level cache; a tile of finished sums is one square (or a row of them), small enough for the
+ * which stays in the second-level cache; a tile of finished sums is a row of few squares, small enough for the
  * first-level cache, and its epilogue goes on while the next one is multiplied. dw = dy^T x: threads draw blocks of
  * dw's rows, whose part of dy is packed while the block before is multiplied. */
 #include "kernels/cpu/squares.h"
@@ -12,7 +12,11 @@
 enum {
     BLOCK_BYTES = 1 << 20, /* of a packed block: half of the second-level cache */
     BLOCK_ROWS = 256,
-    FEW_ROWS = 512,    /* are one block, and threads draw columns */
+    FEW_ROWS = 512, /* are one block, and threads draw columns */
+    /* of the panels of a tile, which are used again and again; more columns, but not too many, are written in longer
+     * runs: memory takes single lines far apart at a tenth of its rate */
+    PANELS_BYTES = 200 << 10,
+    MOST_PANELS = 8,
     SLAB_DEPTH = 2048, /* rows of dy and x at a time */
     TASKS = 8,         /* a thread at least, to even out cores that are taken away */
     LINE = 64          /* bytes */
@@ -153,6 +157,7 @@ static void run_epilogue(struct interlude *interlude, int64_t count) {
     const struct tile_job *job = work->nest->job;
     struct tile rows = work->before;
     int64_t row = rows.rows - interlude->left;
+    fetch_rows(&job->call->out[work->tile.part], &work->tile, row, count);
     if (job->beside)
         fetch_rows(job->beside, &work->tile, row, count);
     rows.row += row, rows.values += row * rows.stride, rows.rows = count;
@@ -242,7 +247,8 @@ static void product(struct nest *nest) {
         job->rows <= FEW_ROWS && job->rows <= fitting ? up_to(job->rows, SIDE) : least(BLOCK_ROWS, fitting);
     nest->row_blocks = cuts(job->rows, nest->block_rows);
     nest->shares_b = nest->row_blocks > 1;
-    nest->column_step = job->column_step ? job->column_step : SIDE;
+    nest->column_step =
+        job->column_step ? job->column_step : SIDE * most(1, least(MOST_PANELS, PANELS_BYTES / panel_bytes(nest)));
     nest->column_tiles = cuts(job->columns, nest->column_step) * job->parts;
     nest->groups = least(cuts(wanted, nest->row_blocks), nest->column_tiles);
     nest->tasks = nest->row_blocks * nest->groups;
